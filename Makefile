@@ -1,0 +1,36 @@
+# Everything a newcomer types. Each target sets up what it needs in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+# glibc gives freed memory back and takes it again, page by page, as its thresholds happen to lie: that is not what we measure.
+STEADY_MEMORY := MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=268435456
+
+.PHONY: setup test lint format demo bench clean
+
+setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: lint  ## format, lint, types and tests: what CI runs
+	$(BIN)/python -m pytest
+
+lint: setup  ## format, lint and types
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+
+format: setup  ## rewrite the code the way the check wants it
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+demo: setup  ## a policy learns to delete, in seconds
+	$(BIN)/python examples/tabular.py
+
+bench: setup  ## encoding throughput and memory
+	$(STEADY_MEMORY) KINETO_LOG_LEVEL=5 $(BIN)/python -m benchmarks.encoding --out results/bench/encoding.json
+
+clean:  ## remove what the other targets made
+	rm -rf .venv out
