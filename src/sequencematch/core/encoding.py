@@ -1,0 +1,305 @@
+"""Algorithm A as alive intervals: a batch of trajectories → the rows a transformer scores in one pass (§4.1, App. A).
+
+Replay a trajectory on a stack. Every pushed token is a *node*, one transformer position. A node lives from its push until a
+backspace pops it; `deleted_at[j]` is how many nodes had been pushed by then (all of them, if that never happens). Then
+
+    node i attends to node j  ⇔  j ≤ i < deleted_at[j]            position_ids[i] = number of live nodes below i
+
+One integer per node replaces the L×L mask of Algorithm A. A *visit* is a time step: the node on top of the stack when an
+action is chosen. After a backspace that is an earlier node, already computed, so deleting costs no position. Trajectories
+laid one after another in a row never see each other, since each deletes all its nodes when it ends.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from sequencematch.core.mdp import Trajectory
+
+Layout = Literal["tree", "paper"]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What a transformer needs to score a batch of trajectories in one pass, and where to read the answers   (Alg. A).
+
+    `visit[b, t]` is the node of state s_t of trajectory b as an index into the flattened [row × node] axis; beyond the last
+    state it repeats it. `chosen[b, t]` is the label a_t, and `length[b]` the number T of decisions: what stands beyond it is
+    padding. A padding node attends to itself only.
+    """
+
+    tokens: Int[Tensor, "row node"]
+    position_ids: Int[Tensor, "row node"]
+    deleted_at: Int[Tensor, "row node"]
+    chosen: Int[Tensor, "batch step"]
+    visit: Int[Tensor, "batch step+1"]
+    policy_chosen: Bool[Tensor, "batch step"]
+    length: Int[Tensor, "batch"]
+
+    def attend(self) -> Bool[Tensor, "row node node"]:
+        """The dense mask, True where the first node attends to the second. Quadratic in memory: for small rows and tests."""
+        return attend(self.deleted_at)
+
+    def to(self, device: torch.device | str) -> "Encoding":
+        """The same encoding on another device."""
+        return Encoding(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+
+def attend(deleted_at: Int[Tensor, "*batch node"]) -> Bool[Tensor, "*batch node node"]:
+    """The mask m of Algorithm A from alive intervals: m[i, j] ⇔ j ≤ i < deleted_at[j]   (Alg. A)."""
+    node = torch.arange(deleted_at.shape[-1], device=deleted_at.device)
+    return (node <= node[:, None]) & (node[:, None] < deleted_at[..., None, :])
+
+
+def encode(
+    trajectories: Sequence[Trajectory],
+    *,
+    layout: Layout = "tree",
+    row_length: int | None = None,
+    share_prompts: bool = False,
+    device: torch.device | str | None = None,
+) -> Encoding:
+    """Algorithm A for a batch: nodes, positions, alive intervals, visits and labels   (App. A).
+
+    By default every trajectory has a row of its own. With `row_length` they are packed, whole, into rows of that many nodes.
+    With `share_prompts` trajectories of equal initial state that land in one row use the prompt's nodes together: each in
+    turn deletes itself down to the prompt before the next begins, so only the last may delete into the prompt; another that
+    does gets a prompt of its own.
+
+    `layout="tree"` is the encoding described above. `layout="paper"` is Algorithm A as it was meant (it prints
+    positions one too large): a backspace appends a copy of the token it returns to and hides the original. Both give the
+    same logits and gradients.
+    """
+    if not trajectories:
+        raise ValueError("`trajectories` must hold at least one trajectory. Got none.")
+    if layout not in _LAYOUTS:
+        raise ValueError(f"`layout` must be one of {', '.join(map(repr, _LAYOUTS))}. Got {layout!r}.")
+    if share_prompts and row_length is None:
+        raise ValueError(
+            "`share_prompts` needs `row_length`: prompts are shared inside packed rows. Got row_length=None."
+        )
+    space = trajectories[0].space
+    if any(trajectory.space != space for trajectory in trajectories):
+        raise ValueError(
+            "`trajectories` must share one action space. Got several; build them from the same ActionSpace."
+        )
+
+    def column(numbers: Iterable[int]) -> Int[Tensor, "batch"]:
+        return torch.tensor(list(numbers), dtype=torch.long, device=device)
+
+    prompt = column(len(t.initial) for t in trajectories)
+    length = column(len(t) for t in trajectories)
+    floor = column(t.floor for t in trajectories)
+    events = _pad([t.initial + t.executed for t in trajectories], space.eos, device)
+    nodes = stack_nodes(events, prompt + length, floor, bkspc=space.bkspc, layout=layout)
+
+    # Where each trajectory goes is decided per trajectory, on the host.
+    counts = nodes.count.tolist()
+    in_prompt = torch.arange(events.shape[1], device=device) < prompt[:, None]
+    deletes_prompt = [False] * len(trajectories)
+    if share_prompts:
+        deletes_prompt = (in_prompt & (nodes.deleted_at < nodes.count[:, None])).any(1).tolist()
+    groups = _group(trajectories, counts, deletes_prompt, limit=row_length if share_prompts else None)
+    places, rows, width = _place(groups, trajectories, counts, row_length)
+    row, prompt_start, body_start, owns_prompt = (column(part) for part in zip(*places, strict=True))
+
+    def slot(node: Int[Tensor, "batch some"]) -> Int[Tensor, "batch some"]:
+        """A trajectory's node → its place on the flattened [row × node] axis."""
+        start = torch.where(node < prompt[:, None], prompt_start[:, None], (body_start - prompt)[:, None])
+        return row[:, None] * width + start + node
+
+    node = torch.arange(events.shape[1], device=device).expand_as(events)
+    written = (node < nodes.count[:, None]) & (~in_prompt | owns_prompt[:, None].bool())
+    slots = torch.where(written, slot(node), rows * width)  # one slot past the end takes what is not written
+
+    def lay(values: Int[Tensor, "batch event"], padding: Int[Tensor, "slot"]) -> Int[Tensor, "row node"]:
+        return padding.scatter(0, slots.flatten(), values.flatten())[:-1].view(rows, width)
+
+    padding = torch.zeros(rows * width + 1, dtype=torch.long, device=device)
+    own_only = (torch.arange(width, device=device) + 1).repeat(rows + 1)[: rows * width + 1]  # no empty softmax
+    t = torch.arange(max(map(len, trajectories)) + 1, device=device)
+    state = (prompt - 1)[:, None] + torch.minimum(t, length[:, None])
+    return Encoding(
+        tokens=lay(nodes.tokens, padding + space.eos),
+        position_ids=lay(nodes.position_ids, padding),
+        deleted_at=lay(nodes.deleted_at + (body_start - prompt)[:, None], own_only),
+        visit=slot(nodes.top.gather(1, state)),
+        chosen=_pad([trajectory.chosen for trajectory in trajectories], space.eos, device),
+        policy_chosen=_pad([trajectory.policy_chosen for trajectory in trajectories], 0, device).bool(),
+        length=length,
+    )
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of each trajectory by itself; `top[b, k]` is the node on top of the stack after event k   (Alg. A)."""
+
+    tokens: Int[Tensor, "batch event"]
+    position_ids: Int[Tensor, "batch event"]
+    deleted_at: Int[Tensor, "batch event"]
+    top: Int[Tensor, "batch event"]
+    count: Int[Tensor, "batch"]
+
+
+def stack_nodes(
+    events: Int[Tensor, "batch event"],
+    length: Int[Tensor, "batch"],
+    floor: Int[Tensor, "batch"],
+    *,
+    bkspc: int,
+    layout: Layout = "tree",
+) -> Nodes:
+    """Replay pushes and backspaces without a loop: cumulative sums, one sort, gathers; on any device   (Alg. A).
+
+    With S the cumulative sum of ±1, a walk kept at or above a floor F that never falls has depth S − running minimum of
+    (S − F). Here F is `floor`, or every token so far while there are fewer. Sorting the events by depth, stably, puts each
+    beside the next time the stack was as deep: from that follow when a node is popped, and which one a backspace returns to.
+    Padding beyond `length` may be any token, but not `<bkspc>`: it then only adds nodes beyond `count`.
+    """
+    time = torch.arange(events.shape[1], device=events.device)
+    is_push = events != bkspc
+    pushed = is_push.cumsum(1)
+    walk = (2 * pushed).sub_(time + 1)
+    depth = walk.sub_((walk - torch.minimum(pushed, floor[:, None])).cummin(1).values)
+    by_depth, order = depth.sort(dim=1, stable=True)
+    # In that order a depth begins with the push that first reached it, so the latest push so far is of the same depth.
+    latest_push = (time * is_push.gather(1, order)).cummax(1).values
+    next_is_as_deep = by_depth[:, 1:] == by_depth[:, :-1]
+    return _LAYOUTS[layout](
+        _Replay(events, length[:, None], is_push, pushed, depth, order, next_is_as_deep, latest_push)
+    )
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A replayed stack: by event its depth and the tokens pushed so far, and the events ordered by depth, then time."""
+
+    events: Int[Tensor, "batch event"]
+    length: Int[Tensor, "batch 1"]
+    is_push: Bool[Tensor, "batch event"]
+    pushed: Int[Tensor, "batch event"]
+    depth: Int[Tensor, "batch event"]
+    order: Int[Tensor, "batch event"]
+    next_is_as_deep: Bool[Tensor, "batch event-1"]  # in that order
+    latest_push: Int[Tensor, "batch event"]  # in that order, the place of the push whose token is on top
+
+
+def _tree(replay: _Replay) -> Nodes:
+    """A node per push. It is popped when the stack is next as deep as just before that push."""
+    count = replay.pushed.gather(1, replay.length - 1)
+    pushed = replay.pushed.gather(1, replay.order)
+    place = replay.pushed * replay.is_push  # node j has place j + 1; place 0 takes what is no push
+    place_after = torch.cat([place[:, 1:], torch.zeros_like(place[:, :1])], dim=1).gather(1, replay.order)
+
+    def per_node(values: Int[Tensor, "batch event"]) -> Int[Tensor, "batch event"]:
+        batch, events = values.shape
+        return values.new_empty(batch, events + 1).scatter_(1, place, values)[:, 1:]
+
+    popped_place = place_after[:, :-1] * replay.next_is_as_deep
+    deleted_at = (
+        count.expand(-1, replay.events.shape[1] + 1).contiguous().scatter_(1, popped_place, pushed[:, 1:])[:, 1:]
+    )
+    return Nodes(
+        tokens=per_node(replay.events),
+        position_ids=per_node(replay.depth - 1),
+        deleted_at=deleted_at,
+        top=torch.empty_like(pushed).scatter_(1, replay.order, pushed.gather(1, replay.latest_push) - 1),
+        count=count.squeeze(1),
+    )
+
+
+def _paper(replay: _Replay) -> Nodes:
+    """A node per event. A backspace copies the token it returns to; what it pops and the original are hidden from it on."""
+    time = torch.arange(replay.events.shape[1], device=replay.events.device).expand_as(replay.events)
+    pushed_top = torch.empty_like(replay.order).scatter_(1, replay.order, replay.order.gather(1, replay.latest_push))
+    hidden = torch.where(replay.next_is_as_deep, replay.order[:, 1:], replay.length)
+    next_as_deep = replay.length.repeat(1, time.shape[1]).scatter_(1, replay.order[:, :-1], hidden)
+    next_pops = torch.cat([~replay.is_push[:, 1:], torch.zeros_like(replay.is_push[:, :1])], dim=1)
+    return Nodes(
+        tokens=replay.events.gather(1, pushed_top),
+        position_ids=replay.depth - 1,
+        deleted_at=torch.where(next_pops, time + 1, next_as_deep),
+        top=time,
+        count=replay.length.squeeze(1),
+    )
+
+
+_LAYOUTS: Mapping[str, Callable[[_Replay], Nodes]] = MappingProxyType({"tree": _tree, "paper": _paper})
+
+
+@dataclass
+class _Group:
+    """Trajectories that use one prompt together, in the order they are laid; the last owns it and may delete into it."""
+
+    members: list[int] = field(default_factory=list)
+    size: int = 0
+    closed: bool = False
+
+
+def _group(
+    trajectories: Sequence[Trajectory], counts: Sequence[int], deletes_prompt: Sequence[bool], limit: int | None
+) -> list[_Group]:
+    """Gather trajectories of equal initial state into groups of at most `limit` nodes, one that deletes the prompt last.
+
+    Without a limit each is a group of its own.
+    """
+    groups: list[_Group] = []
+    open_groups: dict[tuple[int, ...], list[_Group]] = {}
+    for index in sorted(range(len(trajectories)), key=deletes_prompt.__getitem__):
+        initial = trajectories[index].initial
+        body = counts[index] - len(initial)
+        candidates = open_groups.setdefault(initial, [])
+        group = next((g for g in candidates if limit is not None and not g.closed and g.size + body <= limit), None)
+        if group is None:
+            group = _Group(size=len(initial))
+            candidates.append(group)
+            groups.append(group)
+        group.members.append(index)
+        group.size += body
+        group.closed = deletes_prompt[index]
+    return groups
+
+
+def _place(
+    groups: Sequence[_Group], trajectories: Sequence[Trajectory], counts: Sequence[int], row_length: int | None
+) -> tuple[list[tuple[int, int, int, bool]], int, int]:
+    """First fit, largest first. For each trajectory its row, where prompt and body start, and whether it writes the prompt."""
+    width = max(group.size for group in groups) if row_length is None else row_length
+    if width < max(counts):
+        longest = max(range(len(counts)), key=counts.__getitem__)
+        raise ValueError(
+            f"`row_length` must be at least the longest trajectory, which is packed whole. Got row_length={row_length}, but "
+            f"trajectory {longest} has {counts[longest]} nodes in this layout. Raise `row_length`, or cut the trajectory with "
+            f"`truncate`, which counts the nodes of layout 'tree'."
+        )
+    used: list[int] = []
+    places: list[tuple[int, int, int, bool]] = [(0, 0, 0, False)] * len(trajectories)
+    largest_first = sorted(groups, key=lambda group: -group.size)
+    for group in groups if row_length is None else largest_first:
+        fits = (row for row, nodes in enumerate(used) if row_length is not None and nodes + group.size <= width)
+        row = next(fits, len(used))
+        if row == len(used):
+            used.append(0)
+        prompt_start = used[row]
+        body_start = prompt_start + len(trajectories[group.members[0]].initial)
+        for index in group.members:
+            places[index] = (row, prompt_start, body_start, index == group.members[-1])
+            body_start += counts[index] - len(trajectories[index].initial)
+        used[row] = body_start
+    return places, len(used), width
+
+
+def _pad(
+    sequences: Sequence[Sequence[int]], padding: int, device: torch.device | str | None
+) -> Int[Tensor, "batch longest"]:
+    """Ragged integer sequences → one tensor, padded on the right."""
+    padded = torch.full((len(sequences), max(map(len, sequences))), padding)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = torch.frombuffer(array("q", sequence), dtype=torch.long)
+    return padded.to(device)
