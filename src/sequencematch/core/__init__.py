@@ -1,0 +1,43 @@
+"""What the paper defines: pure functions of tensors and frozen values. Needs torch, and nothing of Hugging Face."""
+
+from sequencematch.core.divergences import CHI2_MIXTURE, DIVERGENCES, Divergence
+from sequencematch.core.encoding import Encoding, attend, encode
+from sequencematch.core.mdp import ActionSpace, State, Trajectory, step
+from sequencematch.core.noise import NoiseSource, add_noise, model_noise, token_noise
+from sequencematch.core.objectives import (
+    Scores,
+    SequenceMatchLoss,
+    bc_loss,
+    mle_loss,
+    repeat_candidates,
+    repeated_ngrams,
+    sequence_unlikelihood_loss,
+    sequencematch_loss,
+    unlikelihood_loss,
+)
+
+__all__ = [
+    "CHI2_MIXTURE",
+    "DIVERGENCES",
+    "ActionSpace",
+    "Divergence",
+    "Encoding",
+    "NoiseSource",
+    "Scores",
+    "SequenceMatchLoss",
+    "State",
+    "Trajectory",
+    "add_noise",
+    "attend",
+    "bc_loss",
+    "encode",
+    "mle_loss",
+    "model_noise",
+    "repeat_candidates",
+    "repeated_ngrams",
+    "sequence_unlikelihood_loss",
+    "sequencematch_loss",
+    "step",
+    "token_noise",
+    "unlikelihood_loss",
+]

@@ -1,0 +1,196 @@
+"""§4.2: wrong tokens that are pushed and deleted again."""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.core.noise import NoiseSource, add_noise, model_noise, token_noise
+from tests.strategies import BK, SPACE, prompts, tokens
+
+EOS = SPACE.eos
+LONG = Trajectory.demonstration(SPACE, (4, 0), [0, 1, 2, 3] * 2500)
+logits = torch.randn(10_001, SPACE.size, generator=torch.Generator().manual_seed(7))
+SOURCES: dict[str, NoiseSource] = {
+    "uniform": token_noise(SPACE),
+    "token set": token_noise(SPACE, {0, 2}),
+    "model": model_noise(SPACE, logits),
+}
+every_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+
+
+def wrong_tokens(noised: Trajectory) -> list[tuple[int, int]]:
+    """(right action, pushed token) wherever they differ."""
+    return [(a, e) for a, e in zip(noised.chosen, noised.executed, strict=True) if a != e]
+
+
+def test_a_noisy_step_becomes_three_visits(generator: torch.Generator) -> None:
+    """Clean: 1 <eos>. The only wrong token for 1 is 0, for <eos> it is 0 or 1; at rate 1 every step gets one."""
+    space = ActionSpace(vocab_size=3, eos=2)
+    clean = Trajectory.demonstration(space, (0,), (1,))
+    noised = add_noise(clean, 1.0, token_noise(space), generator)
+    w = noised.executed[3]
+    assert noised.chosen == (1, 3, 1, 2, 3, 2)
+    assert noised.executed == (0, 3, 1, w, 3, 2)
+    assert w in (0, 1)
+    assert [s.tokens for s in noised.states()] == [(0,), (0, 0), (0,), (0, 1), (0, 1, w), (0, 1), (0, 1, 2)]
+    assert noised.render(str) == f"0<bkspc>1{w}<bkspc><eos>"
+
+
+@given(prompt=prompts, completion=st.lists(tokens, max_size=30), seed=st.integers(0, 999), burst=st.integers(1, 3))
+def test_replaying_noised_data_ends_in_the_clean_sentence(
+    prompt: tuple[int, ...], completion: list[int], seed: int, burst: int
+) -> None:
+    clean = Trajectory.demonstration(SPACE, prompt, completion)
+    noised = add_noise(clean, 0.4, SOURCES["uniform"], torch.Generator().manual_seed(seed), burst=burst)
+    assert noised.final_state == clean.final_state
+    assert noised.initial == clean.initial
+    # Taking noise out again, step by step, leaves the clean actions; and the prompt is never deleted from.
+    states = list(noised.states())
+    assert min(len(state.tokens) for state in states) >= len(prompt)
+    kept = [
+        a
+        for a, e, s in zip(noised.chosen, noised.executed, states, strict=False)
+        if a == e and a != BK and not s.absorbing
+    ]
+    assert tuple(kept) == clean.chosen
+
+
+@every_source
+def test_the_rate_is_within_a_binomial_bound(source: NoiseSource, generator: torch.Generator) -> None:
+    """10,001 decisions at η = 0.1: the count lies within five standard deviations, √(n η (1 − η)) = 30 each."""
+    noised = add_noise(LONG, 0.1, source, generator)
+    count, steps = len(wrong_tokens(noised)), len(LONG)
+    assert abs(count - 0.1 * steps) < 5 * math.sqrt(steps * 0.1 * 0.9)
+    assert len(noised) == steps + 2 * count
+
+
+@every_source
+def test_noise_is_never_the_right_token_nor_a_special_one(source: NoiseSource, generator: torch.Generator) -> None:
+    noised = add_noise(LONG, 1.0, source, generator)
+    pushed = wrong_tokens(noised)
+    assert len(pushed) == len(LONG)  # at most, and here exactly, one per clean step
+    assert {w for _, w in pushed} <= {0, 1, 2, 3}
+    assert noised.final_state == LONG.final_state
+
+
+@every_source
+def test_the_same_seed_gives_the_same_noise_and_another_does_not(source: NoiseSource) -> None:
+    first, second, other = (add_noise(LONG, 0.1, source, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    assert first == second
+    assert first != other
+
+
+def test_uniform_noise_is_uniform_over_the_wrong_tokens(generator: torch.Generator) -> None:
+    """2,500 draws where 1 is right: 0, 2 and 3 each within five standard deviations of a third."""
+    noised = add_noise(LONG, 1.0, SOURCES["uniform"], generator)
+    drawn = [w for right, w in wrong_tokens(noised) if right == 1]
+    for token in (0, 2, 3):
+        assert abs(drawn.count(token) - 2500 / 3) < 5 * math.sqrt(2500 * 2 / 9)
+    assert drawn.count(1) == 0
+
+
+def test_a_token_set_is_kept_to(generator: torch.Generator) -> None:
+    noised = add_noise(LONG, 1.0, SOURCES["token set"], generator)
+    pairs = {pair for pair in wrong_tokens(noised) if pair[0] != EOS}
+    assert pairs == {(0, 2), (2, 0), (1, 0), (1, 2), (3, 0), (3, 2)}
+
+
+def test_model_noise_follows_the_models_probabilities(generator: torch.Generator) -> None:
+    """Where the model is sure of 3 and the right token is 0, noise is 3; where the right token is 3, the next best, 1."""
+    sure = torch.tensor([[0.0, 20.0, 0.0, 40.0, 90.0, 90.0, 90.0]]).repeat(3, 1)
+    clean = Trajectory.demonstration(SPACE, (4,), (0, 3))
+    noised = add_noise(clean, 1.0, model_noise(SPACE, sure), generator)
+    assert wrong_tokens(noised) == [(0, 3), (3, 1), (EOS, 3)]
+
+
+def test_model_noise_is_drawn_from_the_row_of_its_own_step(generator: torch.Generator) -> None:
+    """Row t of the logits is sure of token 1, 2, 3: so is the noise at step t."""
+    rows = torch.zeros(3, SPACE.size)
+    rows[torch.arange(3), torch.tensor([1, 2, 3])] = 40.0
+    clean = Trajectory.demonstration(SPACE, (4,), (0, 0))
+    assert wrong_tokens(add_noise(clean, 1.0, model_noise(SPACE, rows), generator)) == [(0, 1), (0, 2), (EOS, 3)]
+
+
+def test_noise_on_a_rollout_was_not_chosen_by_the_policy(generator: torch.Generator) -> None:
+    """Of each three visits the policy chose the last: the on-policy term counts that one alone."""
+    noised = add_noise(Trajectory.rollout(SPACE, (4,), (1, EOS)), 1.0, SOURCES["uniform"], generator)
+    assert noised.policy_chosen == (False, False, True, False, False, True)
+
+
+def test_padding_is_no_noise(generator: torch.Generator) -> None:
+    padded = ActionSpace(vocab_size=4, eos=0, bos=1, pad=2)
+    with pytest.raises(ValueError, match=re.escape("Got [3].")):
+        token_noise(padded)
+    clean = Trajectory.demonstration(padded, (1,), (3, 3))
+    with pytest.raises(ValueError, match=re.escape("`logits` must leave some wrong token possible at every step.")):
+        add_noise(clean, 1.0, model_noise(padded, torch.zeros(3, 4)), generator)
+
+
+def test_tokens_may_come_as_a_tensor() -> None:
+    draw = token_noise(SPACE, torch.tensor([1, 2, EOS]))
+    drawn = draw(torch.zeros(50, dtype=torch.long), torch.zeros(50, dtype=torch.long), torch.Generator().manual_seed(0))
+    assert set(drawn.tolist()) == {1, 2}
+
+
+def test_the_papers_plain_draw_may_hit_the_right_token(generator: torch.Generator) -> None:
+    """Then a right token is deleted again: chosen and executed agree, and the sentence stays what it was."""
+    noised = add_noise(LONG, 1.0, token_noise(SPACE, exclude_right=False), generator)
+    assert noised.final_state == LONG.final_state
+    assert len(wrong_tokens(noised)) == pytest.approx(0.75 * len(LONG), rel=0.05)
+    assert len(noised) == 3 * len(LONG)
+    only = model_noise(SPACE, torch.zeros(10_001, SPACE.size), exclude_right=False)
+    assert len(wrong_tokens(add_noise(LONG, 1.0, only, generator))) == pytest.approx(0.75 * len(LONG), rel=0.05)
+
+
+def test_a_burst_asks_for_backspace_from_its_second_token_on(generator: torch.Generator) -> None:
+    clean = Trajectory.demonstration(SPACE, (4,), ())
+    noised = add_noise(clean, 1.0, SOURCES["uniform"], generator, burst=3)
+    assert noised.chosen == (EOS, BK, BK, BK, BK, BK, EOS)
+    assert noised.executed[3:] == (BK, BK, BK, EOS)
+    assert all(w < 4 for w in noised.executed[:3])
+
+
+def test_inside_a_burst_the_source_is_told_that_backspace_is_right(generator: torch.Generator) -> None:
+    told: list[int] = []
+
+    def source(step: Tensor, right: Tensor, draws: torch.Generator) -> Tensor:
+        told.extend(right.tolist())
+        return SOURCES["uniform"](step, right, draws)
+
+    add_noise(Trajectory.demonstration(SPACE, (4,), (1,)), 1.0, source, generator, burst=2)
+    assert told == [1, BK, EOS, BK]
+
+
+def test_without_noise_nothing_changes(generator: torch.Generator) -> None:
+    assert add_noise(LONG, 0.0, SOURCES["uniform"], generator) == LONG
+
+
+def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
+    source = SOURCES["uniform"]
+    with pytest.raises(ValueError, match=re.escape("`rate` must be a probability in [0, 1]. Got rate=1.5.")):
+        add_noise(LONG, 1.5, source, generator)
+    with pytest.raises(ValueError, match=re.escape("`burst` must be at least 1 wrong token. Got burst=0.")):
+        add_noise(LONG, 0.5, source, generator, burst=0)
+    floating = Trajectory.rollout(SPACE, (4,), (1, EOS), floor=2)
+    with pytest.raises(
+        ValueError, match=re.escape("Got floor=2 above 1 initial tokens. Add noise before `score_prompt`.")
+    ):
+        add_noise(floating, 0.5, source, generator)
+    with pytest.raises(ValueError, match=re.escape("`tokens` must hold at least 2 besides <eos>, <bos> and padding")):
+        token_noise(SPACE, [1, EOS])
+    with pytest.raises(ValueError, match=re.escape("`tokens` must hold token ids in [0, 6); <bkspc> can't be noise.")):
+        token_noise(SPACE, [1, BK])
+    with pytest.raises(
+        ValueError, match=re.escape("`logits` must have 6 columns, or 7 with <bkspc>. Got shape (4, 3).")
+    ):
+        model_noise(SPACE, torch.zeros(4, 3))
+    with pytest.raises(
+        ValueError, match=re.escape("`logits` must have a row for every clean step: more than 10000. Got 5.")
+    ):
+        add_noise(LONG, 1.0, model_noise(SPACE, torch.zeros(5, 6)), generator)
