@@ -1,0 +1,77 @@
+"""What the documents say is so: snippets run, names exist, nothing public is left out."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import PACKAGE, core_functions
+
+ROOT = PACKAGE.parents[1]
+REFERENCE = re.compile(r"`((?:core|tests)/[\w/]+\.py)::(\w+)`")
+PAPER_TO_CODE = (ROOT / "docs" / "paper_to_code.md").read_text()
+
+
+def snippets(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def defined(path: Path) -> set[str]:
+    """The functions, classes and values at the top of a file."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        names |= {leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize("snippet", snippets(ROOT / "README.md"))
+def test_the_readmes_snippet_runs_as_it_stands(snippet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    printed = re.search(r"print\(.*\)  # (.*)", snippet)
+    assert printed
+    assert capsys.readouterr().out == printed[1] + "\n"
+    assert names["result"].loss.isfinite()  # type: ignore[attr-defined]
+
+
+def test_every_name_in_paper_to_code_exists() -> None:
+    references = REFERENCE.findall(PAPER_TO_CODE)
+    assert len(references) > 60
+    for file, name in references:
+        is_test = Path(file).name.startswith("test_")
+        path = (ROOT / "tests" if is_test else PACKAGE) / file
+        assert path.is_file(), file
+        assert name in defined(path), f"{file} has no {name}"
+
+
+def test_everything_public_in_core_is_in_paper_to_code() -> None:
+    mentioned = {f"{Path(file).stem}.{name}" for file, name in REFERENCE.findall(PAPER_TO_CODE)}
+    assert {name for name, _ in core_functions()} - mentioned == set()
+
+
+def test_every_test_named_in_paper_to_code_is_a_sentence_that_can_fail() -> None:
+    """A named test asserts something, itself or through a checking function."""
+    for file, name in REFERENCE.findall(PAPER_TO_CODE):
+        if name.startswith("test_"):
+            tree = ast.parse((ROOT / "tests" / file).read_text())
+            (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+            source = ast.unparse(function)
+            assert "assert" in source or "check_" in source, name
+
+
+def test_deviations_are_numbered_without_a_gap() -> None:
+    numbers = re.findall(r"^(\d+)\. \*\*", (ROOT / "docs" / "deviations.md").read_text(), flags=re.MULTILINE)
+    assert [int(n) for n in numbers] == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 11
+
+
+def test_links_inside_the_repository_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
