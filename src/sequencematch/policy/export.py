@@ -1,0 +1,88 @@
+"""A policy as a plain Hugging Face checkpoint that backtracks by itself: `<bkspc>` folded into the output layer."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from sequencematch.policy import rollback, storage
+
+if TYPE_CHECKING:
+    from sequencematch.policy.policy import Policy
+
+NAME = "<bkspc>"
+ENTRY_POINT = '''
+
+def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, **arguments: Any) -> Tensor:
+    """What transformers calls: its own `generate`, decoding with `backtrack`."""
+    return type(model).generate(model, inputs, generation_config, custom_generate=backtrack, **arguments)
+'''
+CARD = """---
+library_name: transformers
+tags: [sequencematch, backtracking]
+---
+
+# A language model that can delete
+
+This checkpoint has a `<bkspc>` action (id {bkspc}) that removes the last token it wrote
+([SequenceMatch](https://arxiv.org/abs/2306.05426), Cundy & Ermon, ICLR 2024). It needs torch and transformers only:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)  # custom_generate/generate.py
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64, do_sample=True)[0], skip_special_tokens=True))
+```
+
+Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppressed.
+"""
+
+
+def export(policy: "Policy", folder: Path, *, replace: bool = False) -> None:
+    """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write it all or nothing."""
+    model = copy.deepcopy(policy.model)
+    if hasattr(model, "peft_config"):
+        model = model.merge_and_unload()
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    if tokenizer is not None and NAME in tokenizer.get_vocab():
+        raise ValueError(
+            f"`policy` must not have {NAME} in its tokenizer: it was loaded from an export. Export the policy it came from."
+        )
+    bkspc = policy.space.vocab_size if tokenizer is None else len(tokenizer)
+    fold_in(model, policy, bkspc)
+    if tokenizer is not None:
+        tokenizer.add_special_tokens({"additional_special_tokens": [NAME]}, replace_extra_special_tokens=False)
+        assert tokenizer.convert_tokens_to_ids(NAME) == bkspc
+
+    def write(temporary: Path) -> None:
+        model.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        (temporary / "custom_generate").mkdir()
+        (temporary / "custom_generate" / "generate.py").write_text(generate_source())
+        (temporary / "README.md").write_text(CARD.format(bkspc=bkspc, folder=folder.name))
+
+    storage.write_whole(folder, write, marker=None if replace else "custom_generate")
+
+
+def fold_in(model: PreTrainedModel, policy: "Policy", bkspc: int) -> None:
+    """Make `<bkspc>` token `bkspc` of the model: in a padding row where there is one, else in a new one."""
+    if bkspc >= len(model.get_output_embeddings().weight):
+        model.resize_token_embeddings(bkspc + 1, mean_resizing=False)
+    layer = model.get_output_embeddings()
+    with torch.no_grad():
+        layer.weight[bkspc] = policy.backspace.row.to(layer.weight)
+        if getattr(layer, "bias", None) is not None:
+            layer.bias[bkspc] = 0
+    model.config.bkspc_token_id = bkspc
+    model.generation_config.suppress_tokens = [*(model.generation_config.suppress_tokens or []), bkspc]
+
+
+def generate_source() -> str:
+    """The text of `custom_generate/generate.py`: the decoder's own file and an entry point."""
+    return inspect.getsource(rollback) + ENTRY_POINT

@@ -1,0 +1,249 @@
+"""Sampling from a policy, with deletions: batches of ragged prompts in, trajectories out (§4.1)."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from sequencematch.core.mdp import Trajectory
+from sequencematch.policy.rollback import Chosen, Limits, Process, Rollback, uniforms
+
+if TYPE_CHECKING:
+    from sequencematch.policy.policy import Policy
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How actions are chosen and when a row ends.
+
+    `max_new_tokens` limits the net length; `max_actions`, deletions counted, is by default four times that and one. Greedy
+    at `temperature` 0. A row's random numbers depend on `seed`, the row and the action's number alone. `protect_prompt`
+    keeps `<bkspc>` out of the prompt, `ban_deleted` keeps a token just deleted from being chosen again in that state, and
+    `backspace_bias` is added to the logit of `<bkspc>`: a dial between writing on and thinking twice.
+    """
+
+    max_new_tokens: int = 64
+    max_actions: int | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    protect_prompt: bool = False
+    ban_deleted: bool = False
+    backspace_bias: float = 0.0
+    stop_tokens: Sequence[int] = ()
+    logits_processor: Any = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(
+                f"`max_new_tokens` must be at least 1: there would be nothing to write. Got {self.max_new_tokens}."
+            )
+        if self.max_actions is not None and self.max_actions < 1:
+            raise ValueError(f"`max_actions` must be at least 1. Got {self.max_actions}.")
+        object.__setattr__(self, "temperature", float(self.temperature))
+        if not self.temperature >= 0:
+            raise ValueError(f"`temperature` must be 0 (greedy) or positive. Got {self.temperature}.")
+        if self.temperature == 0 and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
+            raise ValueError(
+                "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
+            )
+
+    @property
+    def action_limit(self) -> int:
+        """The most actions a row may take."""
+        return self.max_actions if self.max_actions is not None else 4 * self.max_new_tokens + 1
+
+    def process(self) -> Process:
+        """Given processors on each row's live tokens, then temperature, top-k, top-p and min-p on all rows at once."""
+        warpers = LogitsProcessorList()
+        if self.temperature not in (0, 1):
+            warpers.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_k is not None:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p is not None:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        if self.min_p is not None:
+            warpers.append(MinPLogitsWarper(self.min_p))
+        given = self.logits_processor
+
+        def apply(states: list[list[int]], logits: Tensor) -> Tensor:
+            if given is not None:
+                alone = [
+                    given(torch.tensor([s], device=logits.device), row[None])
+                    for s, row in zip(states, logits, strict=True)
+                ]
+                logits = torch.cat(alone)
+            return warpers(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
+
+        return apply
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One row that has ended: its number among the prompts, its trajectory, and one number per action of each kind."""
+
+    row: int
+    trajectory: Trajectory
+    log_probs: Float[Tensor, "step"]
+    values: Float[Tensor, "step"]
+    forward_passes: int  # by all rows up to now
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came out, row by row: the text that was kept, the trajectory that led there, and what it cost.
+
+    `texts` is what stands behind as much of the prompt as survived. `log_probs` and `values` have one entry per action.
+    """
+
+    texts: list[str]
+    trajectories: list[Trajectory]
+    log_probs: list[Float[Tensor, "_"]]
+    values: list[Float[Tensor, "_"]]
+    seconds: float
+    forward_passes: int
+
+    @property
+    def actions_per_second(self) -> float:
+        """Throughput, deletions counted."""
+        return sum(map(len, self.trajectories)) / self.seconds
+
+
+def generate(
+    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 64, progress: bool = False
+) -> Generation:
+    """Roll the policy out from each prompt   (Alg. 1, populate B)."""
+    start = time.perf_counter()
+    ended = tqdm(
+        rollouts(policy, prompts, sampling, batch_size), total=len(prompts), disable=not progress, unit="prompt"
+    )
+    rows = sorted(ended, key=lambda rollout: rollout.row)
+    return Generation(
+        texts=[completion(policy, rollout.trajectory) for rollout in rows],
+        trajectories=[rollout.trajectory for rollout in rows],
+        log_probs=[rollout.log_probs for rollout in rows],
+        values=[rollout.values for rollout in rows],
+        seconds=time.perf_counter() - start,
+        forward_passes=max(rollout.forward_passes for rollout in rows),
+    )
+
+
+def rollouts(
+    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, batch_size: int = 64
+) -> Iterator[Rollout]:
+    """Rows as they end. They are batched in order of prompt length; which batch a row is in changes none of its numbers."""
+    if not prompts:
+        raise ValueError("`prompts` must hold at least one prompt. Got none.")
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1. Got {batch_size}.")
+    tokens = [prompt_tokens(policy, prompt, sampling) for prompt in prompts]
+    return _rollouts(policy, tokens, sampling, batch_size)
+
+
+def _rollouts(policy: "Policy", tokens: list[list[int]], sampling: Sampling, batch_size: int) -> Iterator[Rollout]:
+    seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
+    order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
+    forwards = 0
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        rollback, chosen = _start(policy, [tokens[row] for row in rows], rows, sampling, seed)
+        events: list[list[Chosen]] = [[] for _ in rows]
+        for event in chosen:
+            row, actions = rows[event.row], events[event.row]
+            actions.append(event)
+            if event.executed == policy.space.eos:
+                floor = len(tokens[row]) if sampling.protect_prompt else 1
+                yield Rollout(
+                    row=row,
+                    trajectory=Trajectory.rollout(policy.space, tokens[row], [a.chosen for a in actions], floor),
+                    log_probs=torch.tensor([a.log_prob for a in actions]),
+                    values=torch.tensor([a.value for a in actions]),
+                    forward_passes=forwards + rollback.forwards,
+                )
+        forwards += rollback.forwards
+
+
+def stream(policy: "Policy", prompt: Prompt, sampling: Sampling) -> Iterator[Chosen]:
+    """Every action as it happens."""
+    seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
+    _, chosen = _start(policy, [prompt_tokens(policy, prompt, sampling)], [0], sampling, seed)
+    yield from chosen
+
+
+def prompt_tokens(policy: "Policy", prompt: Prompt, sampling: Sampling) -> list[int]:
+    """A prompt's token ids, checked against the vocabulary and the context."""
+    if isinstance(prompt, str):
+        if policy.tokenizer is None:
+            raise ValueError(
+                "`prompts` must be lists of token ids: this policy was made without a tokenizer. Got text."
+            )
+        ids = list(policy.tokenizer(prompt)["input_ids"])
+        if not ids and policy.space.bos is not None:
+            ids = [policy.space.bos]
+    else:
+        ids = [int(token) for token in prompt]
+    if not ids:
+        raise ValueError(
+            "`prompts` must not be empty: the policy needs a state to act in. Got a prompt without a token and no <bos>."
+        )
+    if min(ids) < 0 or max(ids) >= policy.space.vocab_size:
+        raise ValueError(
+            f"`prompts` must hold token ids in [0, {policy.space.vocab_size}). Got {min(ids)} to {max(ids)}."
+        )
+    if len(ids) + sampling.max_new_tokens > policy.max_positions:
+        raise ValueError(
+            f"`prompts` and `max_new_tokens` must fit the model's context of {policy.max_positions} tokens. "
+            f"Got a prompt of {len(ids)} and max_new_tokens={sampling.max_new_tokens}. Shorten one of them."
+        )
+    return ids
+
+
+def completion(policy: "Policy", trajectory: Trajectory) -> str:
+    """The text behind as much of the prompt as survived, `<eos>` left out; empty without a tokenizer."""
+    if policy.tokenizer is None:
+        return ""
+    survived = min(len(state.tokens) for state in trajectory.states())
+    tokens = trajectory.final_state.tokens[:-1]
+    # Decoded with what stands before it: by itself, a first token would lose its space with some tokenizers.
+    before, whole = (policy.tokenizer.decode(part, skip_special_tokens=True) for part in (tokens[:survived], tokens))
+    shared = next(
+        (n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), min(len(before), len(whole))
+    )
+    return whole[shared:]
+
+
+def _start(
+    policy: "Policy", prompts: list[list[int]], numbers: list[int], sampling: Sampling, seed: int
+) -> tuple[Rollback, Iterator[Chosen]]:
+    space = policy.space
+    limits = Limits(
+        space.eos,
+        space.bkspc,
+        sampling.max_new_tokens,
+        sampling.action_limit,
+        sampling.protect_prompt,
+        frozenset(sampling.stop_tokens),
+    )
+    rollback = Rollback(policy.base, policy.action_logits, prompts, limits)
+    drawn = [uniforms(seed, number, limits.max_actions).tolist() for number in numbers]
+    uniform = (lambda row, action: drawn[row][action]) if sampling.temperature > 0 else None
+    actions = rollback.run(
+        uniform, sampling.process(), ban_deleted=sampling.ban_deleted, backspace_bias=sampling.backspace_bias
+    )
+    return rollback, actions

@@ -1,0 +1,260 @@
+"""A Hugging Face causal language model as a policy p(a|s) over tokens and `<bkspc>` (§4): load, score, save."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sequencematch.core.encoding import Encoding, encode
+from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.core.objectives import Scores
+from sequencematch.policy import storage
+from sequencematch.policy.attention import refuse_what_cannot_delete, row_mask
+from sequencematch.policy.backspace import Backspace
+from sequencematch.policy.export import export
+from sequencematch.policy.generation import Generation, Prompt, Sampling, generate, stream
+from sequencematch.policy.head import Unembedding, action_logits_and_values
+from sequencematch.policy.rollback import Chosen
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+
+
+class Policy(nn.Module):
+    """p(a|s) from a causal language model, a `<bkspc>` row and an offset head   (§4, §6)."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel | PeftModel",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        backspace: Backspace | None = None,
+    ) -> None:
+        """Put a row and an offset head, new ones unless given, beside a loaded model, and probe that it can delete."""
+        super().__init__()
+        if any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values()):
+            raise ValueError(
+                "`peft_config` must not add virtual tokens: they have no place on the stack. Use LoRA or the like."
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        refuse_what_cannot_delete(self.base)
+        weight = self.unembedding().weight
+        self.space = ActionSpace(len(weight), eos=_eos(self.base, tokenizer), bos=_bos(self.base, tokenizer))
+        if backspace is None:
+            backspace = Backspace(weight.shape[1], self.max_positions)
+            backspace.reset_row(weight)
+        self.backspace = backspace.to(weight.device)
+        _probe(self)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: "str | Path | PreTrainedModel | PeftModel",
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str | None = None,
+        peft_config: "PeftConfig | None" = None,
+        quantization_config: Any = None,
+        attn_implementation: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+        **model_options: Any,
+    ) -> "Policy":
+        """A policy from a hub id, a local folder, one saved by `save_pretrained`, a GGUF file, or a model object.
+
+        `peft_config` puts a new adapter on the model, `quantization_config` loads it in 4 bits for QLoRA. No code from a
+        model's repository runs unless `trust_remote_code` is set.
+        """
+        if isinstance(source, str | Path):
+            options = {"dtype": dtype, "trust_remote_code": trust_remote_code, **model_options}
+            place = device if quantization_config is not None else None  # 4-bit weights are made where they stay
+            given = {
+                "quantization_config": quantization_config,
+                "attn_implementation": attn_implementation,
+                "device_map": place,
+            }
+            options |= {name: value for name, value in given.items() if value is not None}
+            model, tokenizer, backspace = storage.load(Path(source), str(source), options, tokenizer, gguf_file)
+        else:
+            ignored = {
+                "quantization_config": quantization_config,
+                "gguf_file": gguf_file,
+                "attn_implementation": attn_implementation,
+            }
+            wrong = [name for name, value in ignored.items() if value is not None] + list(model_options)
+            if wrong:
+                raise ValueError(
+                    f"`{wrong[0]}` would be ignored: the model is loaded already. Pass it to the model's own `from_pretrained`."
+                )
+            model, backspace = source, None
+        if device is not None and quantization_config is None:
+            model = cast(PreTrainedModel, model.to(device))
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, peft_config)
+        return cls(model, tokenizer, backspace)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The Hugging Face model itself, out of its adapter if it wears one."""
+        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.base.get_input_embeddings().weight.device
+
+    @property
+    def max_positions(self) -> int:
+        """The context length: the deepest stack the model has positions for."""
+        config = self.base.config
+        return int(
+            getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**31 - 1
+        )
+
+    def unembedding(self) -> Unembedding:
+        """The model's output layer with its scale and cap, as it is now."""
+        layer = self.base.get_output_embeddings()
+        if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the layer
+            layer = layer.modules_to_save[layer.active_adapters[0]]
+        elif hasattr(layer, "base_layer"):
+            raise ValueError(
+                "`peft_config` must leave the output layer alone: its rows are read directly, without an adapter. "
+                "Take it out of `target_modules`, or train it whole with `modules_to_save`."
+            )
+        if layer is None or not hasattr(layer, "weight"):
+            raise ValueError(
+                f"`model` must be a causal language model with an output layer to put a <bkspc> row beside. "
+                f"Got {type(self.base).__name__}; load it with AutoModelForCausalLM."
+            )
+        config = self.base.config
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        return Unembedding(
+            layer.weight, getattr(layer, "bias", None), scale, getattr(config, "final_logit_softcapping", None)
+        )
+
+    def hidden_states(
+        self, tokens: Int[Tensor, "row node"], attention_mask: Any, position_ids: Tensor, **options: Any
+    ) -> Any:
+        """The backbone's output: `last_hidden_state`, and its cache if it was given one."""
+        return self.base.base_model(
+            input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **options
+        )
+
+    def encoded_hidden_states(self, encoding: Encoding) -> Float[Tensor, "row node hidden"]:
+        """One pass over encoded rows, each node seeing the live nodes below it   (Alg. A)."""
+        mask = row_mask(self.base.config, encoding.deleted_at, encoding.position_ids, self.base.dtype)
+        return self.hidden_states(encoding.tokens, mask, encoding.position_ids, use_cache=False).last_hidden_state
+
+    def action_logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch action"]:
+        """All logits of states, the last column being `<bkspc>`; without the offset, which moves no probability."""
+        unembedding = self.unembedding()
+        bkspc = unembedding.transform(self.backspace.raw_logit(hidden))
+        return torch.cat([unembedding.logits(hidden), bkspc[..., None]], dim=-1)
+
+    def forward(self, encoding: Encoding, *, backspace: bool = True) -> Scores:
+        """ℓ(a_t|s_t) and V(s_t) of every visit   (Eq. 4).
+
+        With `backspace=False` V sums over the vocabulary alone, as maximum likelihood needs it; then no action may be
+        `<bkspc>`.
+        """
+        hidden = self.encoded_hidden_states(encoding).flatten(0, 1)
+        # Only nodes that are some trajectory's state need a value: not the inside of a prompt.
+        node, visit = encoding.visit.unique(return_inverse=True)
+        hidden = hidden[node]
+        is_bkspc = encoding.chosen == self.space.bkspc
+        deciding = visit[:, :-1]
+        unembedding = self.unembedding()
+        logit, value = action_logits_and_values(
+            hidden, unembedding, deciding.flatten(), encoding.chosen.masked_fill(is_bkspc, 0).flatten()
+        )
+        action_logit = logit.view_as(deciding)
+        if backspace:
+            bkspc = unembedding.transform(self.backspace.raw_logit(hidden))
+            value = torch.logaddexp(value, bkspc)
+            action_logit = torch.where(is_bkspc, bkspc[deciding], action_logit)
+        offset = self.backspace.offset(hidden, encoding.position_ids.flatten()[node])
+        return Scores(action_logit + offset[deciding], (value + offset)[visit], encoding.length, encoding.policy_chosen)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, batch_size: int = 64, progress: bool = False, **sampling: Any
+    ) -> Generation:
+        """Roll out from one prompt or many, text or token ids; `sampling` holds the fields of `Sampling`   (§4.1)."""
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many = [prompts] if is_one else prompts
+        return generate(
+            self, cast(Sequence[Prompt], many), Sampling(**sampling), batch_size=batch_size, progress=progress
+        )
+
+    def stream(self, prompt: Prompt, **sampling: Any) -> Iterator[Chosen]:
+        """Roll out from one prompt, yielding every action as it happens."""
+        return stream(self, prompt, Sampling(**sampling))
+
+    def export(self, folder: str | Path, *, replace: bool = False) -> None:
+        """Write a plain Hugging Face checkpoint that backtracks by itself, without this library.
+
+        An earlier export in the folder is replaced, anything else only with `replace`.
+        """
+        export(self, Path(folder), replace=replace)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model or its adapter, the tokenizer, the `<bkspc>` row and the offset head; all or nothing."""
+        storage.save(self.model, self.tokenizer, self.backspace, Path(folder))
+
+
+def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    ids = getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else model.config.eos_token_id
+    if ids is None:
+        raise ValueError(
+            "`tokenizer` must have an <eos> token: it is what ends a trajectory. Got none; set `tokenizer.eos_token`."
+            if tokenizer is not None
+            else "`model.config.eos_token_id` must be set, or a tokenizer with <eos> given: it is what ends a trajectory."
+        )
+    return ids[0] if isinstance(ids, list) else ids
+
+
+def _bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    return tokenizer.bos_token_id if tokenizer is not None else model.config.bos_token_id
+
+
+@torch.no_grad()
+def _probe(policy: Policy) -> None:
+    """Compare one pass over a dozen nodes with deletions to fresh forwards, and refuse a model that would be silently wrong."""
+    space, name = policy.space, type(policy.base).__name__
+    tokens = torch.randint(0, space.vocab_size, (9,), generator=torch.Generator().manual_seed(0)).tolist()
+    a, b, c, d, e, f, g, h, i = (token + (token == space.eos) * (1 if space.eos == 0 else -1) for token in tokens)
+    bk = space.bkspc
+    trajectory = Trajectory.rollout(space, (a, b, c), (d, e, bk, f, g, bk, bk, bk, bk, h, i, space.eos))
+    encoding = encode([trajectory], device=policy.device)
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        encoded = policy.action_logits(policy.encoded_hidden_states(encoding).flatten(0, 1)[encoding.visit[0]])[:, :-1]
+        fresh = torch.stack(
+            [
+                policy.model(input_ids=torch.tensor([s.tokens], device=policy.device)).logits[0, -1]
+                for s in trajectory.states()
+            ]
+        ).to(encoded.dtype)
+    except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} can't be given a mask with deleted tokens left out ({error}), so it can't delete. Use another model."
+        ) from error
+    finally:
+        policy.model.train(was_training)
+    # Rounding is at most a few times the dtype's; a mask that is not honoured changes logits in the first or second digit.
+    tolerance = 1e-4 if policy.base.dtype in (torch.float32, torch.float64) else 0.05
+    error_size = float((encoded - fresh).norm() / fresh.norm())
+    if not error_size <= tolerance:
+        raise ValueError(
+            f"{name} gives other logits when tokens are deleted from its context than when they were never there: relative "
+            f"difference {error_size:.1g}, at most {tolerance:g} is rounding. It can't be used as a policy."
+        )

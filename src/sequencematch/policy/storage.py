@@ -1,0 +1,103 @@
+"""Policies on disk: the model or adapter as Hugging Face writes it, and beside it the `<bkspc>` row and offset head."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from sequencematch.policy.backspace import Backspace
+
+WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
+FORMAT = 1
+
+
+def write_whole(folder: Path, write: Callable[[Path], None], marker: str | None) -> None:
+    """Let `write` fill a folder beside the target, then swap them: a reader sees the old or the new, never half.
+
+    An old folder is replaced if it holds `marker`, that is, if it was written like this; other people's files stay, unless
+    there is no marker to look for.
+    """
+    folder = folder.absolute()
+    if marker and folder.exists() and not (folder / marker).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"`folder` must be new, empty or one that may be replaced. Got {folder}, which has no {marker}."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        new.mkdir()
+        write(new)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+
+
+def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path) -> None:
+    """Write model or adapter, tokenizer, `<bkspc>` row and offset head; the manifest last, with every file's size."""
+
+    def write(temporary: Path) -> None:
+        model.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in backspace.state_dict().items()}
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir()) if path.is_file()}
+        manifest = {
+            "format": FORMAT,
+            "hidden_size": len(tensors["row"]),
+            "max_positions": backspace.max_positions,
+            "files": sizes,
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+    write_whole(folder, write, marker=MANIFEST)
+
+
+def load(
+    folder: Path, name: str, options: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, gguf_file: str | None
+) -> tuple[Any, PreTrainedTokenizerBase | None, Backspace | None]:
+    """Model, tokenizer and `<bkspc>` row; the row is None where the folder, or the hub, has a model without one."""
+    if folder.is_file() and folder.suffix == ".gguf":
+        folder, gguf_file = folder.parent, folder.name
+        name = str(folder)
+    if gguf_file is not None:
+        options = options | {"gguf_file": gguf_file}
+    backspace = _load_backspace(folder) if folder.is_dir() else None
+    if tokenizer is None:
+        tokenizer_options = {key: options[key] for key in ("gguf_file", "trust_remote_code") if key in options}
+        has_files = not folder.is_dir() or gguf_file or any(folder.glob("*token*"))
+        tokenizer = AutoTokenizer.from_pretrained(name, **tokenizer_options) if has_files else None
+    if (folder / "adapter_config.json").is_file():
+        from peft import PeftConfig, PeftModel
+
+        base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
+        base = AutoModelForCausalLM.from_pretrained(base_name, **options)
+        return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer, backspace
+    return AutoModelForCausalLM.from_pretrained(name, **options), tokenizer, backspace
+
+
+def _load_backspace(folder: Path) -> Backspace | None:
+    manifest_path, weights_path = folder / MANIFEST, folder / WEIGHTS
+    if not manifest_path.is_file():
+        if weights_path.is_file():
+            raise ValueError(f"{folder} was not written to its end: {MANIFEST} is missing. Save the policy again.")
+        return None
+    manifest = json.loads(manifest_path.read_text())
+    if manifest["format"] != FORMAT:
+        raise ValueError(
+            f"{folder} has format {manifest['format']}, this version reads {FORMAT}. Update sequencematch."
+        )
+    for file, size in manifest["files"].items():
+        path = folder / file
+        if not path.is_file() or path.stat().st_size != size:
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            raise ValueError(
+                f"{folder} is damaged: {file} should have {size} bytes and is {found}. Save or copy the policy again."
+            )
+    backspace = Backspace(manifest["hidden_size"], manifest["max_positions"])
+    backspace.load_state_dict(load_file(weights_path))
+    return backspace

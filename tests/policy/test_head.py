@@ -1,0 +1,120 @@
+"""The chunked head against dense logits: values, gradients, memory."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.measure import peak_bytes
+from sequencematch.policy import head
+from sequencematch.policy.head import Unembedding, action_logits_and_values
+
+OPTIONS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "scale": {"scale": 0.25},
+    "softcap": {"softcap": 3.0},
+    "all": {"bias": True, "scale": 0.5, "softcap": 2.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven chunks of six nodes, the last of them short, instead of one."""
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 6 * 50)
+
+
+def problem(
+    dtype: torch.dtype, trained: bool, *, bias: bool = False, scale: float = 1.0, softcap: float | None = None
+) -> tuple[Tensor, Unembedding, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(37, 16, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = (torch.randn(50, 16, generator=generator, dtype=torch.float64) / 2).to(dtype).requires_grad_(trained)
+    row = torch.randn(50, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(trained) if bias else None
+    visit = torch.randint(0, 37, (60,), generator=generator)
+    action = torch.randint(0, 50, (60,), generator=generator)
+    return hidden, Unembedding(weight, row, scale, softcap), visit, action
+
+
+def results(function: object, hidden: Tensor, unembedding: Unembedding, visit: Tensor, action: Tensor) -> list[Tensor]:
+    """Logits, values and every gradient of a random function of both."""
+    logit, value = function(hidden, unembedding, visit, action)  # type: ignore[operator]
+    generator = torch.Generator().manual_seed(1)
+    mix = (torch.randn(60, generator=generator).to(logit) * logit).sum() + (
+        torch.randn(37, generator=generator).to(value) * value**2
+    ).sum()
+    parameters = [t for t in (hidden, unembedding.weight, unembedding.bias) if t is not None and t.requires_grad]
+    return [logit, value, *torch.autograd.grad(mix, parameters)]
+
+
+def dense(hidden: Tensor, unembedding: Unembedding, visit: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    logits = unembedding.logits(hidden)
+    return logits[visit, action], logits.logsumexp(1)
+
+
+def test_a_value_and_a_logit_by_hand() -> None:
+    """h = (1, 2); rows (1, 0), (0, 1), (1, 1): logits 1, 2, 3, so V = log(e + e² + e³) and the second token has 2."""
+    unembedding = Unembedding(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    logit, value = action_logits_and_values(
+        torch.tensor([[1.0, 2.0]]), unembedding, torch.tensor([0]), torch.tensor([1])
+    )
+    assert logit.tolist() == [2.0]
+    assert float(value) == pytest.approx(math.log(math.e + math.e**2 + math.e**3))
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_logits_values_and_gradients_equal_the_dense_computation(trained: bool, options: dict[str, object]) -> None:
+    """Relative 1e-6 in float32, as asked; 1e-13 in float64, where both are exact up to rounding."""
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-13)):
+        case = problem(dtype, trained, **options)  # type: ignore[arg-type]
+        for got, expected in zip(results(action_logits_and_values, *case), results(dense, *case), strict=True):
+            assert float((got - expected).detach().norm() / expected.detach().norm()) <= tolerance
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+def test_gradcheck_passes(trained: bool) -> None:
+    hidden, unembedding, visit, action = problem(torch.float64, trained, bias=True, softcap=2.0)
+    bias = unembedding.bias
+    assert bias is not None
+
+    def function(h: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return action_logits_and_values(h, Unembedding(w, b, 1.0, 2.0), visit, action)
+
+    assert torch.autograd.gradcheck(function, [hidden, unembedding.weight, bias])
+
+
+def test_half_precision_errs_no_more_than_twice_what_dense_half_precision_does() -> None:
+    exact = results(dense, *problem(torch.float64, trained=True))
+    ours, naive = (results(f, *problem(torch.bfloat16, trained=True)) for f in (action_logits_and_values, dense))
+    for got, plain, truth in zip(ours, naive, exact, strict=True):
+        error, allowed = ((x.detach().double() - truth.detach()).norm() for x in (got, plain))
+        assert float(error) <= 2 * float(allowed)
+    assert ours[0].dtype == ours[1].dtype == torch.float32  # logits and V leave in float32 all the same
+
+
+def test_autocast_computes_in_its_dtype_and_keeps_float32_gradients() -> None:
+    case = problem(torch.float32, trained=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = results(action_logits_and_values, *case)
+    assert all(gradient.dtype == torch.float32 for gradient in cast[2:])
+    for got, exact in zip(cast, results(dense, *case), strict=True):
+        difference = float((got - exact).detach().norm() / exact.detach().norm())
+        assert 1e-4 < difference < 3e-2  # bfloat16 has eight bits
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+def test_memory_is_at_most_a_fifth_of_dense(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,024 nodes × 8,000 tokens; beyond the gradient of the weight itself, which both must make."""
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 2**19)
+    hidden = torch.randn(1024, 64, requires_grad=True)
+    unembedding = Unembedding(torch.randn(8000, 64, requires_grad=trained))
+    visit, action = torch.arange(1024), torch.randint(0, 8000, (1024,))
+
+    def backward(function: object) -> None:
+        logit, value = function(hidden, unembedding, visit, action)  # type: ignore[operator]
+        torch.autograd.grad(logit.sum() + value.sum(), [hidden, *([unembedding.weight] if trained else [])])
+
+    ours, plain = (peak_bytes(lambda f=f: backward(f)) for f in (action_logits_and_values, dense))  # type: ignore[misc]
+    assert ours <= plain / 5
