@@ -1,0 +1,116 @@
+"""Sampling with deletions the slow way: one row at a time, a Python list for a stack, a fresh forward pass for every action.
+
+Only the random numbers and their use (`uniforms`, `choose`) are the library's: no cache, no mask, no batch, no positions.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sequencematch.policy import Policy, Sampling
+from sequencematch.policy.rollback import choose, uniforms
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action: the state it was chosen in, the logits it was chosen from, and the random number that chose it."""
+
+    state: tuple[int, ...]
+    logits: list[float]
+    value: float
+    uniform: float | None
+    chosen: int
+    executed: int
+
+    @property
+    def log_prob(self) -> float:
+        """log p(a|s) under the logits it was chosen from."""
+        return self.logits[self.chosen] - log_sum_exp(self.logits)
+
+    def margin(self, action: int) -> float:
+        """How little is missing for `action` to be chosen: in logits if greedy, else in the random number."""
+        if self.uniform is None:
+            return max(self.logits) - self.logits[action]
+        weights = softmax(self.logits)
+        below = sum(weights[:action])
+        return max(below - self.uniform, self.uniform - below - weights[action], 0.0)
+
+
+def log_sum_exp(logits: list[float]) -> float:
+    """log Σ exp ℓ, with the largest taken out."""
+    largest = max(logits)
+    return largest + math.log(sum(math.exp(logit - largest) for logit in logits))
+
+
+def softmax(logits: list[float]) -> list[float]:
+    """Probabilities."""
+    total = log_sum_exp(logits)
+    return [math.exp(logit - total) for logit in logits]
+
+
+def fresh_logits(policy: Policy, state: list[int]) -> list[float]:
+    """The model's own logits of a state, from its tokens alone, and behind them h·w of the `<bkspc>` row."""
+    with torch.no_grad():
+        output = policy.model(input_ids=torch.tensor([state]), output_hidden_states=True, use_cache=False)
+        hidden = output.hidden_states[-1][0, -1].double()
+        return [*output.logits[0, -1].double().tolist(), float(hidden @ policy.backspace.row.double())]
+
+
+def warp(logits: list[float], sampling: Sampling) -> list[float]:
+    """Temperature, then the k likeliest, then the smallest set of mass p, then what is within a factor of the likeliest."""
+    if sampling.temperature > 0:
+        logits = [logit / sampling.temperature for logit in logits]
+    if sampling.top_k is not None:
+        least = sorted(logits)[-min(sampling.top_k, len(logits))]
+        logits = [logit if logit >= least else -math.inf for logit in logits]
+    if sampling.top_p is not None:
+        weights, kept, mass = softmax(logits), set[int](), 0.0
+        for action in sorted(range(len(logits)), key=lambda action: -weights[action]):
+            if mass >= sampling.top_p:
+                break
+            kept.add(action)
+            mass += weights[action]
+        logits = [logit if action in kept else -math.inf for action, logit in enumerate(logits)]
+    if sampling.min_p is not None:
+        weights = softmax(logits)
+        least = sampling.min_p * max(weights)
+        logits = [logit if weight >= least else -math.inf for logit, weight in zip(logits, weights, strict=True)]
+    return logits
+
+
+def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Sampling) -> list[Step]:
+    """Every action of row number `row`, until it ends."""
+    eos, bkspc = policy.space.eos, policy.space.bkspc
+    floor = len(prompt) if sampling.protect_prompt else 1
+    stack, steps = list(prompt), list[Step]()
+    banned: dict[tuple[int, ...], set[int]] = {}
+    while True:
+        logits = fresh_logits(policy, stack)
+        value = log_sum_exp(logits)
+        logits[bkspc] += sampling.backspace_bias
+        if sampling.ban_deleted:
+            for token in banned.get(tuple(stack), set()):
+                logits[token] = -math.inf
+        if sampling.logits_processor is not None:
+            processed = sampling.logits_processor(torch.tensor([stack]), torch.tensor([logits], dtype=torch.float64))
+            logits = processed[0].tolist()
+        logits = warp(logits, sampling)
+        uniform = None
+        if sampling.temperature > 0:
+            assert sampling.seed is not None
+            uniform = float(uniforms(sampling.seed, row, len(steps) + 1)[-1])
+        drawn = None if uniform is None else torch.tensor([uniform], dtype=torch.float64)
+        chosen = int(choose(torch.tensor([logits], dtype=torch.float64), drawn))
+        executed = chosen
+        is_full = len(stack) == len(prompt) + sampling.max_new_tokens and chosen != bkspc
+        if is_full or chosen in sampling.stop_tokens or len(steps) + 1 == sampling.action_limit:
+            executed = eos
+        steps.append(Step(tuple(stack), logits, value, uniform, chosen, executed))
+        if executed == eos:
+            return steps
+        if executed != bkspc:
+            stack.append(executed)
+        elif len(stack) > floor:
+            token = stack.pop()
+            banned.setdefault(tuple(stack), set()).add(token)
