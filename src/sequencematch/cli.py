@@ -1,0 +1,320 @@
+"""The command line: it parses and calls. Commands import what they need themselves, so that `--help` is quick."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sequencematch import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from sequencematch.core.mdp import Trajectory
+    from sequencematch.policy import Policy, Sampling
+
+#: Token ids → the text they add to a sentence.
+Decode = Callable[[Sequence[int]], str]
+
+app = typer.Typer(
+    name="sequencematch",
+    help="Language models that can delete what they wrote.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Dtype(StrEnum):
+    """What a model can be loaded in; `auto` is what it was saved in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"sequencematch {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """A `ValueError` is the caller's: one line on stderr and exit code 2, no traceback."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a .gguf file, or a model on the hub.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
+
+
+@app.command()
+@_one_line_errors()
+def generate(
+    model: Model,
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="What to start from. May be repeated.")
+    ] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='One prompt per line, or a .jsonl file with a "prompt" field.')
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The longest text, net of deletions.")] = 64,
+    max_actions: Annotated[
+        int | None, typer.Option(help="The most actions, deletions counted. Default: 4 max-new-tokens + 1.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest actions.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest with this much probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Choose among those at least this likely as the likeliest.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same actions.")] = None,
+    protect_prompt: Annotated[bool, typer.Option("--protect-prompt", help="Don't delete into the prompt.")] = False,
+    ban_deleted: Annotated[
+        bool, typer.Option("--ban-deleted", help="Don't write what was just deleted there again.")
+    ] = False,
+    backspace_bias: Annotated[
+        float, typer.Option(help="Added to the logit of <bkspc>: more makes it delete more.")
+    ] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Prompts at a time.")] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …  Default: cpu.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What to load the model in.")] = Dtype.auto,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line.")] = False,
+) -> None:
+    """Write on from prompts, with deletions in sight."""
+    prompts = _read_prompts(prompt, prompts_file)
+    if batch_size < 1:
+        raise ValueError(f"`--batch-size` must be at least 1. Got {batch_size}.")
+
+    from rich.console import Console
+    from tqdm import tqdm
+
+    from sequencematch.policy import Sampling
+    from sequencematch.policy.generation import Rollout, completion, prompt_tokens, rollouts
+
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens,
+        max_actions=max_actions,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        protect_prompt=protect_prompt,
+        ban_deleted=ban_deleted,
+        backspace_bias=backspace_bias,
+    )
+    policy = _load(model, device, dtype, trust_remote_code)
+    initial = [prompt_tokens(policy, text, sampling) for text in prompts]
+    decode = _decoder(policy)
+    console = Console(highlight=False)
+    can_strike = console.is_terminal and console.color_system is not None
+    if len(prompts) == 1 and can_strike and not as_json:
+        _watch(console, policy, prompts[0], initial[0], sampling, decode)
+        return
+
+    def show(rollout: Rollout) -> None:
+        trajectory, prompt = rollout.trajectory, prompts[rollout.row]
+        if as_json:
+            record = {
+                "prompt": prompt,
+                "text": completion(policy, trajectory),
+                "actions": _plain(trajectory, decode),
+                "chosen": trajectory.chosen,
+                "executed": trajectory.executed,
+                "truncated": trajectory.truncated,
+                "log_probs": [round(log_prob, 4) for log_prob in rollout.log_probs.tolist()],
+            }
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+        elif can_strike:
+            console.print(_struck(prompt, trajectory, decode), soft_wrap=True)
+        else:
+            print(prompt + _plain(trajectory, decode), flush=True)
+
+    finished: dict[int, Rollout] = {}
+    shown = 0
+    try:
+        is_hidden = None if len(prompts) > 1 else True  # None: hidden unless stderr is a terminal
+        ended = rollouts(policy, initial, sampling, batch_size)
+        for rollout in tqdm(ended, total=len(prompts), unit="prompt", leave=False, disable=is_hidden, mininterval=0):
+            finished[rollout.row] = rollout
+            while shown in finished:
+                with tqdm.external_write_mode():
+                    show(finished.pop(shown))
+                shown += 1
+    finally:
+        for row in sorted(finished):  # what ended before rows above it, when there was an interruption
+            show(finished[row])
+
+
+@app.command()
+@_one_line_errors()
+def export(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace FOLDER and everything in it.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Write a plain Hugging Face checkpoint that deletes by itself, without this library."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`FOLDER` must be a folder. Got {folder}, which is a file.")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise ValueError(
+            f"`FOLDER` must be new or empty. Got {folder}, which is not: choose another, or replace it with `--force`."
+        )
+    _load(model, None, Dtype.auto, trust_remote_code).export(folder, replace=force)
+    typer.echo(f"Wrote {folder}. To use it:\n")
+    typer.echo("    from transformers import pipeline")
+    typer.echo(f'    pipeline("text-generation", "{folder.as_posix()}", trust_remote_code=True)("Once upon a time")')
+
+
+def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
+    """The prompts of the flags or of the file, blank lines left out."""
+    if prompts and file:
+        raise ValueError("`--prompt` and `--prompts-file` exclude each other. Got both; leave one out.")
+    if prompts:
+        return prompts
+    if file is None:
+        raise ValueError("A prompt must be given, with `--prompt` or `--prompts-file`. Got none.")
+    expected = "`--prompts-file` must be a text file with one prompt per line, or .jsonl"
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"{expected}. Got {file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{expected}, in UTF-8. Got {file}: {error}.") from error
+    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ValueError(f"{expected}. Got {file}, which is empty.")
+    if file.suffix == ".jsonl":
+        return [_prompt_field(line, f"{file}, line {number}") for number, line in found]
+    return [line for _, line in found]
+
+
+def _prompt_field(line: str, where: str) -> str:
+    expected = (
+        '`--prompts-file` must hold one JSON object per line with a "prompt" that is text, like {"prompt": "2 + 2 ="}'
+    )
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{expected}. {where} is not JSON: {error.msg} (column {error.colno}).") from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ValueError(f"{expected}. {where} holds something else.")
+    return str(record["prompt"])
+
+
+def _load(model: str, device: str | None, dtype: Dtype, trust_remote_code: bool) -> "Policy":
+    """The policy, loaded without a word on stdout, and without bars where nobody looks."""
+    import torch
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    from sequencematch.policy import Policy
+
+    hub_logging.set_verbosity_error()
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"`--device` must be a device of this machine. Got {device!r}: {reason}") from error
+    try:
+        with redirect_stdout(sys.stderr):
+            return Policy.from_pretrained(model, device=device, dtype=dtype.value, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        if Path(model).exists():
+            raise ValueError(str(error)) from error
+        raise ValueError(
+            f"`MODEL` must be a folder, a .gguf file, or a model on the hub. Got {model!r}, which is neither a folder nor "
+            f"reachable as a hub id: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _decoder(policy: "Policy") -> Decode:
+    """Decode tokens as they read behind others: on their own, many tokenizers drop the space they start with."""
+    tokenizer = policy.tokenizer
+    assert tokenizer is not None, "prompts that are text were tokenized"
+    before = tokenizer("a", add_special_tokens=False)["input_ids"]
+    start = len(tokenizer.decode(before))
+    return lambda tokens: tokenizer.decode([*before, *tokens])[start:]
+
+
+def _watch(
+    console: "Console", policy: "Policy", prompt: str, initial: list[int], sampling: "Sampling", decode: Decode
+) -> None:
+    """One row on a terminal, action by action; until it ends it looks like one that was cut."""
+    from rich.live import Live
+
+    from sequencematch.core.mdp import Trajectory
+    from sequencematch.policy.generation import stream
+
+    space, actions = policy.space, list[int]()
+    floor = len(initial) if sampling.protect_prompt else 1
+    with Live(console=console) as live:
+        for event in stream(policy, prompt, sampling):
+            actions.append(event.chosen)
+            # The last action of a row that was cut is not executed: here, one that is yet to come.
+            so_far = actions if event.executed == space.eos else [*actions, space.bkspc]
+            live.update(_struck(prompt, Trajectory.rollout(space, initial, so_far, floor), decode))
+
+
+def _plain(trajectory: "Trajectory", decode: Decode) -> str:
+    """`Trajectory.render`, but with neighbouring tokens decoded together: a character may take several."""
+    names = {trajectory.space.bkspc: "<bkspc>", trajectory.space.eos: "<eos>"}
+    runs = [(name, list(run)) for name, run in groupby(trajectory.executed, key=names.get)]
+    return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
+
+
+def _struck(prompt: str, trajectory: "Trajectory", decode: Decode) -> "Text":
+    """All that was ever written, in order: the prompt dim, what was deleted struck through, what replaced it green."""
+    from rich.text import Text
+
+    space, tokens = trajectory.space, list(trajectory.initial)
+    styles, stack = ["dim"] * len(tokens), list(range(len(tokens)))
+    deleted_from: set[int] = set()
+    for action in trajectory.executed[:-1]:
+        if action != space.bkspc:
+            styles.append("green" if len(stack) in deleted_from else "")
+            stack.append(len(tokens))
+            tokens.append(action)
+        elif len(stack) > trajectory.floor:
+            styles[stack.pop()] = "red strike"
+            deleted_from.add(len(stack))
+    kept = styles[: len(trajectory.initial)].count("dim")
+    text = Text().append(prompt.removesuffix(decode(trajectory.initial[kept:])), "dim")
+    for style, run in groupby(range(kept, len(tokens)), key=styles.__getitem__):
+        piece = decode([tokens[i] for i in run])
+        text.append(piece.replace("\n", "↵") if style == "red strike" else piece, style)
+    return text.append("…" if trajectory.truncated else "<eos>", "dim")
+
+
+if __name__ == "__main__":
+    app()

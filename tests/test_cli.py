@@ -1,0 +1,482 @@
+"""The command line prints what the library returns, deletions in sight, and answers bad input with one line."""
+
+import dataclasses
+import inspect
+import json
+import os
+import pty
+import re
+import signal
+import string
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from sequencematch import Policy, __version__, cli
+from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.policy import Sampling, generation
+from sequencematch.policy.export import NAME
+
+PROGRAM = [sys.executable, "-m", "sequencematch.cli"]
+LETTERS = ["<s>", "</s>", *string.ascii_lowercase, " ", "?"]
+SMALL = ["--max-new-tokens", "6", "--seed", "1"]
+ESCAPE = "\x1b["
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """One token per letter."""
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with random weights and a tokenizer, on disk."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(LETTERS),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    LlamaForCausalLM(config).save_pretrained(path)
+    letters().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> Policy:
+    return Policy.from_pretrained(folder)
+
+
+def run(*arguments: str | Path, terminal: bool = False) -> Any:
+    """Run the program in this process."""
+    colour = {"FORCE_COLOR": "1" if terminal else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "80"}
+    return CliRunner().invoke(cli.app, list(map(str, arguments)), env=colour)
+
+
+def lines_of_json(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def check_error(result: Any, *texts: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for text in texts:
+        assert text in result.stderr
+
+
+# Case by hand: what is shown of a trajectory.
+
+
+def by_hand(prompt: str, actions: str, floor: int = 1) -> Trajectory:
+    """A rollout written with one letter per action: `<` deletes and `.` is <eos>."""
+    space = ActionSpace(len(LETTERS), eos=1, bos=0)
+    ids = {"<": space.bkspc, ".": space.eos} | {letter: i for i, letter in enumerate(LETTERS)}
+    return Trajectory.rollout(space, [ids[x] for x in prompt], [ids[x] for x in actions], floor)
+
+
+def spell(tokens: Any) -> str:
+    return "".join(LETTERS[token] for token in tokens)
+
+
+def struck(prompt: str, trajectory: Trajectory) -> list[tuple[str, str]]:
+    """What is shown on a terminal, piece by piece with its style."""
+    text = cli._struck(prompt, trajectory, spell)
+    styles = [str(next((s.style for s in text.spans if s.start <= i < s.end), "")) for i in range(len(text))]
+    pieces: list[tuple[str, str]] = []
+    for letter, style in zip(text.plain, styles, strict=True):
+        if pieces and pieces[-1][1] == style:
+            pieces[-1] = pieces[-1][0] + letter, style
+        else:
+            pieces.append((letter, style))
+    return pieces
+
+
+def test_a_deleted_token_is_struck_and_what_replaced_it_is_green() -> None:
+    # ca|ts → c a t, then s goes, then t goes; r stands where t stood, e where s stood, d where nothing did.
+    assert struck("ca", by_hand("ca", "ts<<red.")) == [
+        ("ca", "dim"),
+        ("ts", "red strike"),
+        ("re", "green"),
+        ("d", ""),
+        ("<eos>", "dim"),
+    ]
+
+
+def test_a_token_that_was_written_and_deleted_twice_is_struck_twice() -> None:
+    assert struck("c", by_hand("c", "a<b<d.")) == [
+        ("c", "dim"),
+        ("ab", "red strike"),
+        ("d", "green"),
+        ("<eos>", "dim"),
+    ]
+
+
+def test_a_deletion_in_the_prompt_is_struck_there_and_one_at_the_floor_is_not_shown() -> None:
+    # The floor is one token: the third backspace finds nothing to delete.
+    assert struck("cat", by_hand("cat", "<<<o.")) == [
+        ("c", "dim"),
+        ("at", "red strike"),
+        ("o", "green"),
+        ("<eos>", "dim"),
+    ]
+    assert struck("cat", by_hand("cat", "<<<o.", floor=3)) == [("cat", "dim"), ("o", ""), ("<eos>", "dim")]
+
+
+def test_a_trajectory_that_was_cut_ends_in_an_ellipsis() -> None:
+    assert struck("c", by_hand("c", "ar")) == [("c", "dim"), ("a", ""), ("…", "dim")]
+
+
+def test_plain_text_is_what_the_trajectory_renders() -> None:
+    for actions in ("ts<<red.", ".", "<<<", "a<b<c", "cab"):
+        trajectory = by_hand("ca", actions)
+        assert cli._plain(trajectory, spell) == trajectory.render(lambda token: spell([token]))
+
+
+def test_a_character_of_several_tokens_and_the_space_before_a_word_survive() -> None:
+    alphabet = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    by_byte = Tokenizer(models.BPE(alphabet, []))
+    by_byte.pre_tokenizer, by_byte.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    words = Tokenizer(models.WordLevel({"▁a": 0, "▁café": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    for backend, text, alone in ((by_byte, " café", False), (words, " café", True)):
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+        decode = cli._decoder(type("Stub", (), {"tokenizer": tokenizer}))  # type: ignore[arg-type]
+        ids = tokenizer(text.lstrip() if alone else text)["input_ids"]
+        assert decode(ids) == text
+        # Control: one by one and on their own they don't read so.
+        assert "".join(tokenizer.decode([token]) for token in ids) != text
+
+
+# Oracle: the library itself.
+
+
+def test_json_holds_what_generate_returns(folder: Path, policy: Policy) -> None:
+    prompts = ["a long prompt", "cat", "a dog", "b"]
+    expected = policy.generate(prompts, seed=5, max_actions=12, backspace_bias=2.0)
+    assert any(policy.space.bkspc in trajectory.executed for trajectory in expected.trajectories)
+    flags = [flag for prompt in prompts for flag in ("--prompt", prompt)]
+    flags += ["--seed", "5", "--max-actions", "12", "--backspace-bias", "2"]
+    for batch_size in (64, 3, 1):
+        result = run("generate", folder, *flags, "--json", "--batch-size", str(batch_size))
+        records = lines_of_json(result.stdout)
+        assert [record["prompt"] for record in records] == prompts
+        for record, text, trajectory, log_probs in zip(
+            records, expected.texts, expected.trajectories, expected.log_probs, strict=True
+        ):
+            assert record["text"] == text
+            assert record["actions"] == trajectory.render(lambda token: spell([token]))
+            assert tuple(record["chosen"]) == trajectory.chosen
+            assert tuple(record["executed"]) == trajectory.executed
+            assert record["truncated"] == trajectory.truncated
+            # Rounded to four digits.
+            assert record["log_probs"] == pytest.approx(log_probs.tolist(), abs=0.51e-4)
+            assert set(record) == {"prompt", "text", "actions", "chosen", "executed", "truncated", "log_probs"}
+
+
+def test_every_flag_reaches_the_sampler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 5, "max_actions": 9, "temperature": 0.7, "seed": 3}
+    settings |= {"top_k": 9, "top_p": 0.9, "min_p": 0.02, "backspace_bias": 2.5}
+    flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags += ["--protect-prompt", "--ban-deleted", "--batch-size", "7"]
+    received: list[Any] = []
+
+    def receive(*arguments: Any) -> Iterator[Any]:
+        received.extend(arguments[2:])
+        return iter(())
+
+    monkeypatch.setattr(generation, "rollouts", receive)
+    assert run("generate", folder, "--prompt", "cat", *flags).exit_code == 0
+    assert received == [Sampling(**settings, protect_prompt=True, ban_deleted=True), 7]
+
+
+def test_the_flags_are_the_fields_of_sampling_with_their_defaults() -> None:
+    flags = inspect.signature(cli.generate).parameters
+    for field in dataclasses.fields(Sampling):
+        if field.name not in ("stop_tokens", "logits_processor"):  # a list of ids and a function
+            assert flags[field.name].default == field.default, field.name
+
+
+def test_plain_text_is_the_prompt_and_the_actions(folder: Path, policy: Policy) -> None:
+    result = run("generate", folder, "--prompt", "a cat", *SMALL, "--backspace-bias", "2")
+    trajectory = policy.generate("a cat", seed=1, max_new_tokens=6, backspace_bias=2.0).trajectories[0]
+    assert "<bkspc>" in result.stdout
+    assert result.stdout == "a cat" + trajectory.render(lambda token: spell([token])) + "\n"
+
+
+def test_prompts_come_from_a_file_by_line_or_by_field(folder: Path, tmp_path: Path) -> None:
+    flags = run("generate", folder, "--prompt", "cat", "--prompt", "a dog", *SMALL, "--json")
+    (tmp_path / "prompts.txt").write_text("cat\n\na dog\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "cat", "id": 1}\n{"prompt": "a dog"}\n\n')
+    for name in ("prompts.txt", "prompts.jsonl"):
+        result = run("generate", folder, "--prompts-file", tmp_path / name, *SMALL, "--json")
+        assert (result.exit_code, result.stdout) == (0, flags.stdout)
+
+
+def test_dtype_and_device_reach_the_model(folder: Path) -> None:
+    result = run("generate", folder, "--prompt", "cat", *SMALL, "--json", "--dtype", "bfloat16", "--device", "cpu")
+    in_bfloat16 = Policy.from_pretrained(folder, dtype="bfloat16").generate("cat", seed=1, max_new_tokens=6)
+    log_probs = lines_of_json(result.stdout)[0]["log_probs"]
+    assert log_probs == pytest.approx(in_bfloat16.log_probs[0].tolist(), abs=0.51e-4)
+    in_float32 = lines_of_json(run("generate", folder, "--prompt", "cat", *SMALL, "--json").stdout)[0]["log_probs"]
+    assert log_probs != in_float32
+
+
+# Terminals.
+
+
+@pytest.mark.parametrize("prompts", [["--prompt", "cat"], ["--prompt", "cat", "--prompt", "a dog"]])
+def test_deletions_are_struck_on_a_terminal_and_named_elsewhere(folder: Path, prompts: list[str]) -> None:
+    deleting: list[str | Path] = ["generate", folder, *prompts, *SMALL, "--backspace-bias", "100"]
+    shown = run(*deleting, terminal=True).stdout
+    assert f"{ESCAPE}9;31mat{ESCAPE}0m" in shown  # 9 strikes through, 31 is red
+    assert "<bkspc>" not in shown
+    piped = run(*deleting).stdout
+    assert ESCAPE not in piped
+    assert piped.startswith("cat<bkspc><bkspc><bkspc>")
+    # Control: a policy that hardly ever deletes strikes nothing.
+    assert f"{ESCAPE}9;31m" not in run("generate", folder, *prompts, *SMALL, terminal=True).stdout
+
+
+def test_json_has_no_colours_on_a_terminal_either(folder: Path) -> None:
+    on_terminal = run("generate", folder, "--prompt", "cat", *SMALL, "--json", terminal=True)
+    assert on_terminal.stdout == run("generate", folder, "--prompt", "cat", *SMALL, "--json").stdout
+
+
+def test_a_real_terminal_gets_colours_and_a_bar_on_stderr(folder: Path) -> None:
+    command = [*PROGRAM, "generate", str(folder), "--prompt", "cat", "--prompt", "a dog", *SMALL]
+    command += ["--backspace-bias", "100"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color"}
+    out, out_end = pty.openpty()
+    err, err_end = pty.openpty()
+    termios.tcsetwinsize(err_end, (24, 80))  # a bar needs room
+    with subprocess.Popen(command, stdout=out_end, stderr=err_end, env=environment) as process:
+        os.close(out_end)
+        os.close(err_end)
+        with ThreadPoolExecutor() as threads:
+            shown, bar = threads.map(read_all, (out, err))
+    assert process.returncode == 0
+    assert f"{ESCAPE}2mc{ESCAPE}0m{ESCAPE}9;31mat{ESCAPE}0m" in shown
+    assert "2/2" in bar
+    assert "2/2" not in shown
+
+
+def read_all(terminal: int) -> str:
+    """What was written to a terminal until its other end was closed."""
+
+    def chunks() -> Iterator[bytes]:
+        while True:
+            try:
+                chunk = os.read(terminal, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                return
+            if not chunk:
+                return
+            yield chunk
+
+    text = b"".join(chunks()).decode()
+    os.close(terminal)
+    return text
+
+
+# Startup, interruption.
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_transformers() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from sequencematch.cli import app
+for arguments in (["--help"], ["generate", "--help"], ["export", "--help"], ["--version"]):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and result.stdout
+assert not {"torch", "transformers", "sequencematch.policy"} & sys.modules.keys()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*PROGRAM, "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout == f"sequencematch {__version__}\n"
+
+
+def test_ctrl_c_exits_with_130_and_leaves_whole_lines(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "many.txt").write_text("cat\n" * 2_000)
+    command = [*PROGRAM, "generate", str(folder), "--prompts-file", str(tmp_path / "many.txt"), "--json"]
+    with subprocess.Popen(
+        [*command, *SMALL, "--batch-size", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.stdout.read(), process.stderr.read()
+    assert (process.returncode, errors) == (130, "")
+    records = lines_of_json(first + rest)
+    assert 1 <= len(records) < 2_000
+    assert records[0]["prompt"] == "cat"
+
+
+def test_what_ended_before_an_earlier_prompt_is_printed_when_interrupted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ["--prompt", "cat", "--prompt", "a dog", "--prompt", "b"]
+    whole = lines_of_json(run("generate", folder, *prompts, *SMALL, "--json").stdout)
+    rollouts = generation.rollouts
+
+    def interrupted(*arguments: Any) -> Iterator[generation.Rollout]:
+        yield from (rollout for rollout in rollouts(*arguments) if rollout.row != 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "rollouts", interrupted)
+    result = run("generate", folder, *prompts, *SMALL, "--json")
+    assert result.exit_code == 130
+    assert lines_of_json(result.stdout) == whole[1:]
+    assert result.stderr == ""
+
+
+# Export.
+
+
+def test_an_export_loads_as_a_plain_checkpoint_that_knows_backspace(
+    folder: Path, policy: Policy, tmp_path: Path
+) -> None:
+    target = tmp_path / "out" / "plain"
+    result = run("export", folder, target)
+    assert result.exit_code == 0
+    assert f"Wrote {target}" in result.stdout
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert model.config.bkspc_token_id == PreTrainedTokenizerFast.from_pretrained(target).convert_tokens_to_ids(NAME)
+    tokens = torch.tensor([[4, 2, 21]])
+    with torch.no_grad():
+        ours = policy.action_logits(policy.model.base_model(tokens).last_hidden_state)
+        torch.testing.assert_close(model(tokens).logits, ours)  # float32 rounding: the same sums, in another order
+
+
+def test_the_printed_snippet_runs(folder: Path, tmp_path: Path) -> None:
+    snippet = re.findall(r"^    (.*)$", run("export", folder, tmp_path / "plain").stdout, flags=re.MULTILINE)
+    assert len(snippet) == 2
+    names: dict[str, Any] = {}
+    exec(snippet[0], names)
+    # The tiny model has no room for the pipeline's 256 tokens.
+    call = snippet[1].removesuffix(")") + ", max_new_tokens=8)"
+    assert eval(call, names)[0]["generated_text"].startswith("Once upon a time")
+
+
+def test_an_export_replaces_what_is_there_only_by_force(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("precious")
+    check_error(run("export", folder, tmp_path), "`FOLDER` must be new or empty", str(tmp_path), "`--force`")
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+    assert run("export", folder, tmp_path, "--force").exit_code == 0
+    assert not (tmp_path / "old.txt").exists()
+    assert (tmp_path / "config.json").exists()
+
+
+def test_an_export_goes_into_an_empty_folder_and_not_onto_a_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run("export", folder, tmp_path / "empty").exit_code == 0
+    (tmp_path / "file").write_text("")
+    check_error(run("export", folder, tmp_path / "file", "--force"), "`FOLDER` must be a folder", "is a file")
+
+
+# Errors.
+
+
+def test_a_prompt_is_needed_and_comes_from_one_place(folder: Path, tmp_path: Path) -> None:
+    check_error(run("generate", folder), "A prompt must be given, with `--prompt` or `--prompts-file`. Got none.")
+    (tmp_path / "prompts.txt").write_text("cat\n")
+    both = run("generate", folder, "--prompt", "cat", "--prompts-file", tmp_path / "prompts.txt")
+    check_error(both, "`--prompt` and `--prompts-file` exclude each other. Got both")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("missing.txt", None, "No such file or directory"),
+        ("empty.txt", b"", "which is empty"),
+        ("blank.jsonl", b"\n \n", "which is empty"),
+        ("latin.txt", b"caf\xe9\n", "in UTF-8"),
+        ("broken.jsonl", b'{"prompt": "cat"}\n\n{"prompt": \n', "line 3 is not JSON: Expecting value (column 12)"),
+        ("list.jsonl", b'["cat"]\n', "line 1 holds something else"),
+        ("other.jsonl", b'{"prompt": "cat"}\n{"text": "cat"}\n', "line 2 holds something else"),
+        ("number.jsonl", b'{"prompt": 3}\n', "line 1 holds something else"),
+    ],
+)
+def test_a_prompts_file_that_cannot_be_read_is_named(
+    folder: Path, tmp_path: Path, name: str, content: bytes | None, text: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    check_error(run("generate", folder, "--prompts-file", tmp_path / name), "`--prompts-file` must", name, text)
+
+
+@pytest.mark.parametrize("command", ["generate", "export"])
+@pytest.mark.parametrize("model", ["./no/such/folder", "nobody/nothing"])
+def test_a_model_that_is_nowhere_is_neither_a_folder_nor_a_hub_id(
+    command: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no network in tests
+    rest = ["--prompt", "cat"] if command == "generate" else [str(tmp_path / "out")]
+    check_error(run(command, model, *rest), f"Got {model!r}, which is neither a folder nor reachable as a hub id")
+
+
+def test_a_folder_without_a_model_is_said_to_be_one(tmp_path: Path) -> None:
+    check_error(run("generate", tmp_path, "--prompt", "cat"), str(tmp_path), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--max-new-tokens", "0"], "`max_new_tokens` must be at least 1: there would be nothing to write. Got 0."),
+        (["--max-new-tokens", "1000"], "`prompts` and `max_new_tokens` must fit the model's context of 128 tokens."),
+        (["--temperature", "0", "--seed", "1"], "would be ignored at temperature 0"),
+        (["--top-k", "0"], "`top_k`"),
+        (["--batch-size", "0"], "`--batch-size` must be at least 1. Got 0."),
+        (["--device", "abacus"], "`--device` must be a device of this machine. Got 'abacus'"),
+    ],
+)
+def test_a_value_the_library_refuses_is_one_line(folder: Path, flags: list[str], text: str) -> None:
+    check_error(run("generate", folder, "--prompt", "cat", "--max-new-tokens", "6", *flags), text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--beams", "4"], "No such option: --beams"),
+        (["--temperature", "hot"], "'--temperature'"),
+        (["--dtype", "int3"], "'--dtype'"),
+    ],
+)
+def test_a_flag_that_does_not_exist_or_parse_exits_with_2(folder: Path, flags: list[str], text: str) -> None:
+    result = run("generate", folder, "--prompt", "cat", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
