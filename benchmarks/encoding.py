@@ -5,7 +5,6 @@ in process time.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import interleaved_seconds, paired_ratio, peak_bytes, signature
+from benchmarks.measure import interleaved_seconds, paired_ratio, peak_bytes, write_json
 from sequencematch.core.encoding import encode, stack_nodes
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from tests.oracles.algorithm_a import printed_algorithm_a
@@ -115,12 +114,7 @@ def main() -> None:
         print("{length:>8}{peak_mib:>12.1f}{bytes_per_token:>14.1f}{dense_mask_mib:>32.0f}".format(**size))
 
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {"signature": signature(), "arguments": vars(args) | {"out": str(args.out)}}
-        args.out.write_text(
-            json.dumps(record | {"throughput": speeds, "memory": sizes}, indent=2, ensure_ascii=False) + "\n"
-        )
-        print(f"\nwritten to {args.out}")
+        write_json(args.out, {"arguments": vars(args) | {"out": str(args.out)}, "throughput": speeds, "memory": sizes})
 
 
 if __name__ == "__main__":

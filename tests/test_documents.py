@@ -3,13 +3,17 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
 ROOT = PACKAGE.parents[1]
-REFERENCE = re.compile(r"`((?:core|tests)/[\w/]+\.py)::(\w+)`")
+REFERENCE = re.compile(r"`((?:core|policy)/[\w/]+\.py)::(\w+)`")
 PAPER_TO_CODE = (ROOT / "docs" / "paper_to_code.md").read_text()
 
 
@@ -38,6 +42,23 @@ def test_the_readmes_snippet_runs_as_it_stands(snippet: str, capsys: pytest.Capt
     assert printed
     assert capsys.readouterr().out == printed[1] + "\n"
     assert names["result"].loss.isfinite()  # type: ignore[attr-defined]
+
+
+def test_the_readmes_policy_runs_with_a_tiny_model_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (snippet,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    letters = {letter: number for number, letter in enumerate(["<s>", "</s>", *sorted(set(snippet))])}
+    core = Tokenizer(models.WordLevel(letters, unk_token="<s>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    tiny("Llama", vocab_size=len(letters)).save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(snippet.replace("HuggingFaceTB/SmolLM2-135M", str(tmp_path / "tiny")), "README.md", "exec"), names)
+    assert names["policy"].space.bkspc in names["result"].trajectories[0].chosen
+    assert (tmp_path / "plain" / "custom_generate" / "generate.py").is_file()
 
 
 def test_every_name_in_paper_to_code_exists() -> None:
