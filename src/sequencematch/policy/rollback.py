@@ -127,7 +127,6 @@ class Rollback:
         head: Callable[[Tensor], Tensor],
         prompts: Sequence[Sequence[int]],
         limits: Limits,
-        first_row: int = 0,
     ) -> None:
         """`model` is a Hugging Face causal LM, `head` takes its last hidden vectors to the logits of all actions."""
         self.model, self.config, self.dtype = model, model.config, model.dtype
@@ -137,16 +136,15 @@ class Rollback:
         self.has_holes = len(set(map(len, prompts))) > 1
         longest = max(map(len, prompts))
         self.rows = [
-            _Row(first_row + n, list(p), list(range(len(p))), len(p), floor=len(p) if limits.protect_prompt else 1)
+            _Row(n, list(p), list(range(len(p))), len(p), floor=len(p) if limits.protect_prompt else 1)
             for n, p in enumerate(prompts)
         ]
         self.used = longest
         slots, depth = longest + limits.max_actions, longest + limits.max_new_tokens + 1
         self.is_alive = torch.zeros(len(prompts), slots, dtype=torch.bool, device=self.device)
         self.position = torch.zeros(len(prompts), slots, dtype=torch.long, device=self.device)
-        self.cache = (
-            DynamicCache()
-        )  # not the model's own: a sliding cache would drop columns that are still in the window
+        # Not the model's own kind of cache: a sliding one would drop columns that are still in the window.
+        self.cache = DynamicCache()
 
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         ordinal = torch.arange(longest, device=self.device)
