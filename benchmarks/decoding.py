@@ -56,6 +56,7 @@ def measure(policy: Policy, batch: int, args: argparse.Namespace) -> list[dict[s
         "Policy.generate, never deleting": ours(-1e4),
         "Policy.generate, deleting": ours(9.5),
     }
+    variants["model.generate, A/A control"] = hugging_face()
     if args.static:
         variants["model.generate, static cache"] = hugging_face(cache_implementation="static")
     rates: dict[str, list[float]] = {name: [] for name in variants}

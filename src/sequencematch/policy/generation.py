@@ -69,8 +69,11 @@ class Sampling:
         """The most actions a row may take."""
         return self.max_actions if self.max_actions is not None else 4 * self.max_new_tokens + 1
 
-    def process(self) -> Process:
-        """Given processors on each row's live tokens, then temperature, top-k, top-p and min-p on all rows at once."""
+    def process(self) -> Process | None:
+        """What becomes of logits before one is chosen, if anything.
+
+        Given processors on each row's live tokens, then temperature, top-k, top-p and min-p on all rows at once.
+        """
         warpers = LogitsProcessorList()
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(self.temperature))
@@ -81,6 +84,8 @@ class Sampling:
         if self.min_p is not None:
             warpers.append(MinPLogitsWarper(self.min_p))
         given = self.logits_processor
+        if given is None and not warpers:
+            return None
 
         def apply(states: list[list[int]], logits: Tensor) -> Tensor:
             if given is not None:

@@ -113,7 +113,7 @@ def choose(logits: Tensor, uniform: Tensor | None) -> Tensor:
     """Greedy where there is no random number, else by inverting the cumulative distribution at it."""
     if uniform is None:
         return logits.argmax(-1)
-    cumulative = logits.double().softmax(-1).cumsum(-1)
+    cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
     place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1)
     return place.clamp(max=logits.shape[-1] - 1)  # NaN is past the end; it is reported, not looked up
 
@@ -179,7 +179,7 @@ class Rollback:
     def run(
         self,
         uniform: Callable[[int, int], float] | None,
-        process: Process,
+        process: Process | None,
         *,
         ban_deleted: bool = False,
         backspace_bias: float = 0.0,
@@ -209,26 +209,29 @@ class Rollback:
         self,
         places: list[int],
         uniform: Callable[[int, int], float] | None,
-        process: Process,
+        process: Process | None,
         ban_deleted: bool,
         backspace_bias: float,
     ) -> list[tuple[int, int, float, float]]:
         rows = [self.rows[place] for place in places]
-        depth = torch.tensor([len(row.tokens) - 1 for row in rows], device=self.device)
-        logits = self.head(self.hidden[torch.tensor(places, device=self.device), depth])
-        value = logits.logsumexp(-1)
+        place, depth = torch.tensor([places, [len(row.tokens) - 1 for row in rows]], device=self.device)
+        logits = self.head(self.hidden[place, depth])
+        value = normaliser = logits.logsumexp(-1)
         if backspace_bias and self.limits.bkspc is not None:
             logits[:, self.limits.bkspc] += backspace_bias
         if ban_deleted:
             for i, row in enumerate(rows):
                 logits[i, list(row.deleted.get(len(row.tokens), ()))] = -torch.inf
-        logits = process([row.tokens for row in rows], logits)
+        if process is not None:
+            logits = process([row.tokens for row in rows], logits)
+        if process is not None or ban_deleted or backspace_bias:
+            normaliser = logits.logsumexp(-1)
         drawn = None
         if uniform is not None:
             numbers = [uniform(row.number, row.actions) for row in rows]
             drawn = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
         action = choose(logits, drawn)
-        log_prob = logits.gather(1, action[:, None]).squeeze(1) - logits.logsumexp(-1)
+        log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         # One transfer for all three, since each would wait for the device.
         answers = torch.stack([action.double(), log_prob.double(), value.double()], dim=1).tolist()
         if any(math.isnan(p) and not math.isnan(v) for _, p, v in answers):
@@ -239,7 +242,7 @@ class Rollback:
             raise ValueError(
                 "The model's logits are NaN: nothing can be chosen from them. Check its weights and dtype."
             )
-        return [(place, int(a), p, v) for place, (a, p, v) in zip(places, answers, strict=True)]
+        return [(at, int(a), p, v) for at, (a, p, v) in zip(places, answers, strict=True)]
 
     def _execute(self, place: int, action: int) -> int:
         """Apply an action to the stack; what was executed, which is `<eos>` where a limit is hit."""
@@ -275,16 +278,14 @@ class Rollback:
         running = sorted(pushing)
         for place in running:
             self.rows[place].columns.append(column)
-        tokens = torch.tensor(
-            [[pushing.get(place, self.limits.eos)] for place in range(len(self.rows))], device=self.device
-        )
-        depths = [[len(row.tokens) - 1 if place in pushing else 0] for place, row in enumerate(self.rows)]
-        position = torch.tensor(depths, device=self.device)
+        token = [[pushing.get(place, self.limits.eos)] for place in range(len(self.rows))]
+        depth = [[len(row.tokens) - 1 if place in pushing else 0] for place, row in enumerate(self.rows)]
+        tokens, position = torch.tensor([token, depth], device=self.device)
         self.is_alive[:, column] = True
         self.position[:, column] = position.squeeze(1)
         hidden = self._forward(tokens, self.is_alive[:, None, : column + 1], position)
-        places = torch.tensor(running, device=self.device)
-        self.hidden[places, position[places, 0]] = hidden[places, 0]
+        # An ended row that is still here writes at depth 0, which it no longer needs.
+        self.hidden[torch.arange(len(self.rows), device=self.device), position[:, 0]] = hidden[:, 0]
         return running
 
 
