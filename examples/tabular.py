@@ -6,6 +6,7 @@ then each is handed a prefix with a wrong last letter. Only a policy that has se
 
 import argparse
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,4 +208,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; nothing was written")

@@ -18,7 +18,7 @@ from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.export import export
 from sequencematch.policy.generation import Generation, Prompt, Sampling, generate, stream
 from sequencematch.policy.head import Unembedding, action_logits_and_values
-from sequencematch.policy.rollback import Chosen
+from sequencematch.policy.rollback import Chosen, scale_and_cap
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -133,13 +133,7 @@ class Policy(nn.Module):
                 f"`model` must be a causal language model with an output layer to put a <bkspc> row beside. "
                 f"Got {type(self.base).__name__}; load it with AutoModelForCausalLM."
             )
-        config = self.base.config
-        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
-        return Unembedding(
-            layer.weight, getattr(layer, "bias", None), scale, getattr(config, "final_logit_softcapping", None)
-        )
+        return Unembedding(layer.weight, getattr(layer, "bias", None), *scale_and_cap(self.base.config))
 
     def hidden_states(
         self, tokens: Int[Tensor, "row node"], attention_mask: Any, position_ids: Tensor, **options: Any

@@ -373,10 +373,15 @@ def _let_through(bkspc: int | None, processors: LogitsProcessorList) -> LogitsPr
     return kept
 
 
-def _own_logits(model: Any, output_layer: Any, hidden: Tensor) -> Tensor:
-    """The logits a checkpoint's own forward pass gives: Cohere and Granite scale them, Gemma 2 caps them."""
-    config = model.config
+def scale_and_cap(config: Any) -> tuple[float, float | None]:
+    """What a model does to its logits after the output layer: Cohere and Granite scale them, Gemma 2 caps them."""
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-    logits = output_layer(hidden).float() * scale
+    return float(scale), getattr(config, "final_logit_softcapping", None)
+
+
+def _own_logits(model: Any, output_layer: Any, hidden: Tensor) -> Tensor:
+    """The logits a checkpoint's own forward pass gives, in float32 or better."""
+    scale, cap = scale_and_cap(model.config)
+    logits = output_layer(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
     return logits if cap is None else cap * torch.tanh(logits / cap)
