@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.measure import interleaved_seconds, paired_ratio, peak_bytes, write_json
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 
-OURS, DENSE, CONTROL = "chunked", "dense", "dense (A/A control)"
+OURS, DENSE, CONTROL = "slabs", "dense", "dense (A/A control)"
 
 
 def dense(hidden: Tensor, unembedding: Unembedding, visit: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

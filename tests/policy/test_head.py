@@ -1,4 +1,4 @@
-"""The chunked head against dense logits: values, gradients, memory."""
+"""The head in slabs against dense logits: values, gradients, memory."""
 
 import math
 
@@ -20,9 +20,9 @@ OPTIONS = {
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven chunks of six nodes, the last of them short, instead of one."""
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 6 * 50)
+def _small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven slabs of eight tokens, the last of them short, instead of one."""
+    monkeypatch.setattr(head, "SLAB_ELEMENTS", 8 * 37)
 
 
 def problem(
@@ -107,7 +107,7 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_gradients() -> None:
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
 def test_memory_is_at_most_a_fifth_of_dense(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,024 nodes × 8,000 tokens; beyond the gradient of the weight itself, which both must make."""
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 2**19)
+    monkeypatch.setattr(head, "SLAB_ELEMENTS", 2**19)
     hidden = torch.randn(1024, 64, requires_grad=True)
     unembedding = Unembedding(torch.randn(8000, 64, requires_grad=trained))
     visit, action = torch.arange(1024), torch.randint(0, 8000, (1024,))

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 #: How many logits are in memory at a time: 128 MiB in float32.
-CHUNK_ELEMENTS = 2**25
+SLAB_ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ def action_logits_and_values(
 ) -> tuple[Float[Tensor, "visit"], Float[Tensor, "node"]]:
     """ℓ(a|s) of each visit, at the node `visit` with token `action`, and V(s) = log Σ_x exp ℓ(x|s) of each node   (Eq. 4).
 
-    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are made in chunks of nodes and
-    dropped. Where the unembedding is trained they are made again in the backward pass; where it is frozen, ∂V/∂h =
-    softmax · W is kept instead, one vector per node, and nothing is computed twice.
+    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are made in slabs of the vocabulary
+    and dropped. Where the unembedding is trained they are made again in the backward pass, and each row of its gradient once;
+    where it is frozen, ∂V/∂h = softmax · W is kept instead, one vector per node, and nothing is computed twice.
     """
     weight, bias = unembedding.weight, unembedding.bias
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _ChunkedHead.apply(hidden, weight.to(hidden.dtype), bias, visit, action, unembedding)
+        return _SlabHead.apply(hidden, weight.to(hidden.dtype), bias, visit, action, unembedding)
 
 
-class _ChunkedHead(torch.autograd.Function):
+class _SlabHead(torch.autograd.Function):
     """The two outputs of `action_logits_and_values`, with logits recomputed or their gradient kept."""
 
     @staticmethod
@@ -73,17 +73,23 @@ class _ChunkedHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
         keeps_slope = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
-        value = torch.empty(len(hidden), dtype=precise, device=hidden.device)
-        value_slope = torch.empty_like(hidden) if keeps_slope else None
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = unembedding.transform(_linear(hidden[rows], weight, bias, precise))
+        largest = torch.full((len(hidden), 1), -torch.inf, dtype=precise, device=hidden.device)
+        total = torch.zeros_like(largest)
+        value_slope = torch.zeros_like(hidden, dtype=precise) if keeps_slope else None
+        for tokens in _slabs(hidden, weight):
+            logits = _logits(hidden, weight, bias, tokens, unembedding)
             slope = unembedding.slope(logits) if keeps_slope else 1.0
-            # log Σ exp by hand: in place, and with e^(ℓ − max) at hand for the slope.
-            largest = logits.amax(1, keepdim=True)
-            total = logits.sub_(largest).exp_().sum(1, keepdim=True)
-            value[rows] = (largest + total.log()).squeeze(1)
+            # log Σ exp with a running maximum: what was summed before shrinks when a larger logit comes.
+            larger = torch.maximum(largest, logits.amax(1, keepdim=True))
+            shrink = (largest - larger).exp()
+            weights = logits.sub_(larger).exp_()
+            total = total * shrink + weights.sum(1, keepdim=True)
             if value_slope is not None:
-                value_slope[rows] = (_scaled(logits, slope).to(weight.dtype) @ weight) / total
+                _add_product(value_slope.mul_(shrink), _scaled(weights, slope).to(weight.dtype), weight[tokens])
+            largest = larger
+        value = (largest + total.log()).squeeze(1)
+        if value_slope is not None:
+            value_slope = value_slope.div_(total).to(hidden.dtype)
         raw = (hidden[visit].to(precise) * weight[action]).sum(1)
         chosen = unembedding.transform(raw if bias is None else raw + bias[action])
         ctx.unembedding = unembedding
@@ -95,54 +101,60 @@ class _ChunkedHead(torch.autograd.Function):
         hidden, weight, bias, visit, action, value, chosen, value_slope = ctx.saved_tensors
         unembedding, precise = ctx.unembedding, value.dtype
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        hidden_grad = torch.empty_like(hidden, dtype=precise) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight, dtype=precise) if needs_weight else None
-        bias_grad = torch.zeros_like(bias, dtype=precise) if needs_bias else None
-        if value_slope is not None:
-            hidden_grad = value_slope * value_grad[:, None]
-        else:
-            for rows in _chunks(len(hidden), len(weight)):
-                logits = unembedding.transform(_linear(hidden[rows], weight, bias, precise))
-                slope = unembedding.slope(logits)
-                softmax = _scaled(logits.sub_(value[rows, None]).exp_(), slope).to(weight.dtype)
-                upstream = value_grad[rows, None]
-                if hidden_grad is not None:
-                    hidden_grad[rows] = (softmax @ weight) * upstream
-                if weight_grad is not None:
-                    scaled = (hidden[rows] * upstream).to(weight.dtype)
-                    if weight_grad.dtype == scaled.dtype:
-                        weight_grad.addmm_(softmax.T, scaled)  # without a temporary as large as the weight
-                    else:
-                        weight_grad += softmax.T @ scaled
-                if bias_grad is not None:
-                    bias_grad += (softmax * upstream).sum(0)
         raw_grad = chosen_grad * unembedding.slope(chosen)
-        if hidden_grad is not None:
-            hidden_grad = hidden_grad.to(precise).index_add(0, visit, raw_grad[:, None] * weight[action])
-        if weight_grad is not None:
-            weight_grad.index_add_(0, action, raw_grad[:, None] * hidden[visit])
-        if bias_grad is not None:
-            bias_grad.index_add_(0, action, raw_grad)
-        return (
-            None if hidden_grad is None else hidden_grad.to(hidden.dtype),
-            None if weight_grad is None else weight_grad.to(weight.dtype),
-            None if bias_grad is None else bias_grad.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        if value_slope is not None:
+            hidden_grad = (value_slope * value_grad[:, None]).index_add_(0, visit, raw_grad[:, None] * weight[action])
+            return hidden_grad.to(hidden.dtype), None, None, None, None, None
+        hidden_grad = torch.zeros_like(hidden, dtype=precise) if needs_hidden else None
+        weight_grad = torch.empty_like(weight) if needs_weight else None
+        bias_grad = torch.empty_like(bias) if needs_bias else None
+        for tokens in _slabs(hidden, weight):
+            logits = _logits(hidden, weight, bias, tokens, unembedding)
+            slope = unembedding.slope(logits)
+            logits_grad = _scaled(logits.sub_(value[:, None]).exp_(), slope).mul_(value_grad[:, None])
+            column = action - tokens.start
+            inside = (column >= 0) & (column < logits_grad.shape[1])
+            place = torch.where(inside, visit * logits_grad.shape[1] + column, 0)
+            logits_grad.view(-1).index_add_(0, place, torch.where(inside, raw_grad, 0))
+            if bias_grad is not None:
+                bias_grad[tokens] = logits_grad.sum(0)
+            logits_grad = logits_grad.to(weight.dtype)
+            if hidden_grad is not None:
+                _add_product(hidden_grad, logits_grad, weight[tokens])
+            if weight_grad is not None:
+                torch.mm(logits_grad.T, hidden, out=weight_grad[tokens])
+        return None if hidden_grad is None else hidden_grad.to(hidden.dtype), weight_grad, bias_grad, None, None, None
 
 
-def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    raw = (hidden @ weight.T).to(dtype)
-    return raw if bias is None else raw + bias
+def _slabs(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """Slices of the vocabulary, each of as many tokens as may be in memory at a time for all nodes.
+
+    Multiples of eight: matrix products of unaligned size run several times slower on a GPU.
+    """
+    size = max(1, SLAB_ELEMENTS // len(hidden) // 8) * 8
+    return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: slice, unembedding: Unembedding
+) -> Float[Tensor, "node token"]:
+    """The logits of a slab in float32 or better, which a GPU's matrix product can write directly."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    if hidden.is_cuda and hidden.dtype != dtype:
+        raw = torch.mm(hidden, weight[tokens].T, out_dtype=dtype)
+    else:
+        raw = (hidden @ weight[tokens].T).to(dtype)
+    return unembedding.transform(raw if bias is None else raw + bias[tokens])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, without a temporary where the dtypes agree."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _scaled(softmax: Tensor, slope: Tensor | float) -> Tensor:
     """softmax · ∂ℓ/∂raw, in place; nothing to do for a plain unembedding."""
     return softmax if isinstance(slope, float) and slope == 1 else softmax.mul_(slope)
-
-
-def _chunks(rows: int, vocab: int) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // vocab)
-    return [slice(start, start + size) for start in range(0, rows, size)]
