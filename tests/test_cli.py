@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from sequencematch import Policy, __version__, cli
 from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.policy import Sampling, generation
+from sequencematch.policy import Sampling, display, generation
 from sequencematch.policy.export import NAME
 
 PROGRAM = [sys.executable, "-m", "sequencematch.cli"]
@@ -102,7 +102,7 @@ def spell(tokens: Any) -> str:
 
 def struck(prompt: str, trajectory: Trajectory) -> list[tuple[str, str]]:
     """What is shown on a terminal, piece by piece with its style."""
-    text = cli._struck(prompt, trajectory, spell)
+    text = display.struck(prompt, trajectory, spell)
     styles = [str(next((s.style for s in text.spans if s.start <= i < s.end), "")) for i in range(len(text))]
     pieces: list[tuple[str, str]] = []
     for letter, style in zip(text.plain, styles, strict=True):
@@ -151,7 +151,7 @@ def test_a_trajectory_that_was_cut_ends_in_an_ellipsis() -> None:
 def test_plain_text_is_what_the_trajectory_renders() -> None:
     for actions in ("ts<<red.", ".", "<<<", "a<b<c", "cab"):
         trajectory = by_hand("ca", actions)
-        assert cli._plain(trajectory, spell) == trajectory.render(lambda token: spell([token]))
+        assert display.plain(trajectory, spell) == trajectory.render(lambda token: spell([token]))
 
 
 def test_a_character_of_several_tokens_and_the_space_before_a_word_survive() -> None:
@@ -162,7 +162,7 @@ def test_a_character_of_several_tokens_and_the_space_before_a_word_survive() -> 
     words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     for backend, text, alone in ((by_byte, " café", False), (words, " café", True)):
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-        decode = cli._decoder(type("Stub", (), {"tokenizer": tokenizer}))  # type: ignore[arg-type]
+        decode = display.decoder(tokenizer)
         ids = tokenizer(text.lstrip() if alone else text)["input_ids"]
         assert decode(ids) == text
         # Control: one by one and on their own they don't read so.
@@ -255,8 +255,9 @@ def test_deletions_are_struck_on_a_terminal_and_named_elsewhere(folder: Path, pr
     piped = run(*deleting).stdout
     assert ESCAPE not in piped
     assert piped.startswith("cat<bkspc><bkspc><bkspc>")
-    # Control: a policy that hardly ever deletes strikes nothing.
-    assert f"{ESCAPE}9;31m" not in run("generate", folder, *prompts, *SMALL, terminal=True).stdout
+    # Control: where nothing is deleted, nothing is struck.
+    writing: list[str | Path] = ["generate", folder, *prompts, *SMALL, "--backspace-bias", "-100"]
+    assert f"{ESCAPE}9;31m" not in run(*writing, terminal=True).stdout
 
 
 def test_json_has_no_colours_on_a_terminal_either(folder: Path) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +14,9 @@ from sequencematch import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
-    from sequencematch.core.mdp import Trajectory
     from sequencematch.policy import Policy, Sampling
-
-#: Token ids → the text they add to a sentence.
-Decode = Callable[[Sequence[int]], str]
+    from sequencematch.policy.display import Decode
 
 app = typer.Typer(
     name="sequencematch",
@@ -115,6 +110,7 @@ def generate(
     from tqdm import tqdm
 
     from sequencematch.policy import Sampling
+    from sequencematch.policy.display import decoder, plain, struck
     from sequencematch.policy.generation import Rollout, completion, prompt_tokens, rollouts
 
     sampling = Sampling(
@@ -131,7 +127,7 @@ def generate(
     )
     policy = _load(model, device, dtype, trust_remote_code)
     initial = [prompt_tokens(policy, text, sampling) for text in prompts]
-    decode = _decoder(policy)
+    decode = decoder(policy.tokenizer)
     console = Console(highlight=False)
     can_strike = console.is_terminal and console.color_system is not None
     if len(prompts) == 1 and can_strike and not as_json:
@@ -144,7 +140,7 @@ def generate(
             record = {
                 "prompt": prompt,
                 "text": completion(policy, trajectory),
-                "actions": _plain(trajectory, decode),
+                "actions": plain(trajectory, decode),
                 "chosen": trajectory.chosen,
                 "executed": trajectory.executed,
                 "truncated": trajectory.truncated,
@@ -152,9 +148,9 @@ def generate(
             }
             print(json.dumps(record, ensure_ascii=False), flush=True)
         elif can_strike:
-            console.print(_struck(prompt, trajectory, decode), soft_wrap=True)
+            console.print(struck(prompt, trajectory, decode), soft_wrap=True)
         else:
-            print(prompt + _plain(trajectory, decode), flush=True)
+            print(prompt + plain(trajectory, decode), flush=True)
 
     finished: dict[int, Rollout] = {}
     shown = 0
@@ -258,22 +254,14 @@ def _load(model: str, device: str | None, dtype: Dtype, trust_remote_code: bool)
         ) from error
 
 
-def _decoder(policy: "Policy") -> Decode:
-    """Decode tokens as they read behind others: on their own, many tokenizers drop the space they start with."""
-    tokenizer = policy.tokenizer
-    assert tokenizer is not None, "prompts that are text were tokenized"
-    before = tokenizer("a", add_special_tokens=False)["input_ids"]
-    start = len(tokenizer.decode(before))
-    return lambda tokens: tokenizer.decode([*before, *tokens])[start:]
-
-
 def _watch(
-    console: "Console", policy: "Policy", prompt: str, initial: list[int], sampling: "Sampling", decode: Decode
+    console: "Console", policy: "Policy", prompt: str, initial: list[int], sampling: "Sampling", decode: "Decode"
 ) -> None:
     """One row on a terminal, action by action; until it ends it looks like one that was cut."""
     from rich.live import Live
 
     from sequencematch.core.mdp import Trajectory
+    from sequencematch.policy.display import struck
     from sequencematch.policy.generation import stream
 
     space, actions = policy.space, list[int]()
@@ -283,37 +271,7 @@ def _watch(
             actions.append(event.chosen)
             # The last action of a row that was cut is not executed: here, one that is yet to come.
             so_far = actions if event.executed == space.eos else [*actions, space.bkspc]
-            live.update(_struck(prompt, Trajectory.rollout(space, initial, so_far, floor), decode))
-
-
-def _plain(trajectory: "Trajectory", decode: Decode) -> str:
-    """`Trajectory.render`, but with neighbouring tokens decoded together: a character may take several."""
-    names = {trajectory.space.bkspc: "<bkspc>", trajectory.space.eos: "<eos>"}
-    runs = [(name, list(run)) for name, run in groupby(trajectory.executed, key=names.get)]
-    return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
-
-
-def _struck(prompt: str, trajectory: "Trajectory", decode: Decode) -> "Text":
-    """All that was ever written, in order: the prompt dim, what was deleted struck through, what replaced it green."""
-    from rich.text import Text
-
-    space, tokens = trajectory.space, list(trajectory.initial)
-    styles, stack = ["dim"] * len(tokens), list(range(len(tokens)))
-    deleted_from: set[int] = set()
-    for action in trajectory.executed[:-1]:
-        if action != space.bkspc:
-            styles.append("green" if len(stack) in deleted_from else "")
-            stack.append(len(tokens))
-            tokens.append(action)
-        elif len(stack) > trajectory.floor:
-            styles[stack.pop()] = "red strike"
-            deleted_from.add(len(stack))
-    kept = styles[: len(trajectory.initial)].count("dim")
-    text = Text().append(prompt.removesuffix(decode(trajectory.initial[kept:])), "dim")
-    for style, run in groupby(range(kept, len(tokens)), key=styles.__getitem__):
-        piece = decode([tokens[i] for i in run])
-        text.append(piece.replace("\n", "↵") if style == "red strike" else piece, style)
-    return text.append("…" if trajectory.truncated else "<eos>", "dim")
+            live.update(struck(prompt, Trajectory.rollout(space, initial, so_far, floor), decode))
 
 
 if __name__ == "__main__":

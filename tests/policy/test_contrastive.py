@@ -5,48 +5,27 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sequencematch.policy import Policy, contrastive_search
+from tests.policy.tiny_models import DECODED, exact_llama, llama, mistral
 
-VOCAB, EOS, BK = 48, 2, 48
-HIDDEN = 32
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-}
+VOCAB, EOS = DECODED["vocab_size"], DECODED["eos_token_id"]
+BK = VOCAB
 #: The library takes cosines in float32, which keeps seven digits. A choice won by more can't be rounding's.
 TIE = 1e-5
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    """A float64 Llama: transformers' LlamaRMSNorm rounds to float32 whatever the model's dtype."""
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
-    for parent in [module for module in model.modules() if not isinstance(module, LlamaRMSNorm)]:
-        for name, child in parent.named_children():
-            if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, torch.nn.RMSNorm(HIDDEN, eps=model.config.rms_norm_eps))
-    return Policy(model.double())
+    """In float64."""
+    return Policy(exact_llama())
 
 
 @pytest.fixture(scope="module")
 def sliding() -> Policy:
-    """Mistral with a window of four tokens, in float32."""
-    torch.manual_seed(0)
-    config = transformers.MistralConfig(**SIZES, sliding_window=4, head_dim=8)
-    return Policy(transformers.MistralForCausalLM(config).eval())
+    """With a window of four tokens, in float32."""
+    return Policy(mistral())
 
 
 @dataclass(frozen=True)
@@ -147,9 +126,7 @@ def test_one_candidate_is_greedy_whatever_the_penalty(policy: Policy) -> None:
 @pytest.fixture(scope="module")
 def loops() -> Policy:
     """With tied embeddings, large beside what the layers add, a model likes best what it has just read."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**(SIZES | {"initializer_range": 0.1}), tie_word_embeddings=True)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = llama(initializer_range=0.1, tie_word_embeddings=True)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.3)
     return Policy(model)

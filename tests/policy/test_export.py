@@ -11,13 +11,13 @@ from typing import Any
 
 import peft
 import pytest
-import tokenizers
 import torch
 import transformers
 from torch import Tensor
 
 from sequencematch.policy import Generation, Policy
 from sequencematch.policy import export as export_module
+from tests.policy.tiny_models import character_tokenizer
 
 HIDDEN, TOKENS, EOS = 32, 48, 2
 NEW_TOKENS = 12
@@ -35,17 +35,6 @@ PROMPTS = [
 ]
 #: float32 through two layers, summed in another order: logits here are of size 10 and agree to six digits.
 FLOAT32 = 1e-4
-
-
-def character_tokenizer() -> Any:
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    vocabulary = {name: n for n, name in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,:;!?'-()0123456"])}
-    assert len(vocabulary) == TOKENS
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    model.decoder = tokenizers.decoders.Fuse()
-    names = {f"{name[1:-1]}_token": name for name in special}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, padding_side="left", **names)
 
 
 def llama(*, rows: int = TOKENS, tied: bool = False) -> Any:
@@ -371,6 +360,77 @@ def test_a_bias_of_the_output_layer_leaves_backspace_alone(tmp_path: Path) -> No
     policy = deleting(model)
     policy.export(tmp_path / "biased")
     same_logits(policy, tmp_path / "biased", TOKENS)
+    loaded, tokens = Policy.from_pretrained(tmp_path / "biased"), [5, 6, 7, 8]
+    torch.testing.assert_close(next_log_probs(loaded, tokens), next_log_probs(policy, tokens), atol=FLOAT32, rtol=0)
+
+
+# As a policy again
+
+
+def next_log_probs(policy: Policy, tokens: list[int]) -> Tensor:
+    """log p(a|s) of the tokens that text has, and of <bkspc>, given that it is one of them."""
+    with torch.no_grad():
+        logits = policy.action_logits(policy.base.base_model(input_ids=torch.tensor([tokens])).last_hidden_state[0, -1])
+    return logits[[*range(TOKENS), policy.space.bkspc]].log_softmax(-1)
+
+
+@every_policy
+def test_loaded_again_it_is_the_policy_and_has_one_backspace(exported: dict[str, Exported], name: str) -> None:
+    made = exported[name]
+    loaded = Policy.from_pretrained(made.folder)
+    assert loaded.space.vocab_size == TOKENS  # neither the row that deletes nor padding is a token
+    assert torch.equal(loaded.backspace.row, made.policy.backspace.row)
+    for tokens in ([5, 6, 7, 8], [9], [TOKENS - 1, 4, 4]):
+        expected = next_log_probs(made.policy, tokens)
+        torch.testing.assert_close(next_log_probs(loaded, tokens), expected, atol=FLOAT32, rtol=0)
+    options: dict[str, Any] = {"temperature": 0.0, "protect_prompt": True, "max_new_tokens": NEW_TOKENS}
+    result, own = loaded.generate(PROMPTS, **options), made.generate()
+    assert result.texts == own.texts
+    assert kept(result) == kept(own)
+    deletions = [[t.executed.count(t.space.bkspc) for t in one.trajectories] for one in (result, own)]
+    assert deletions[0] == deletions[1]
+    assert sum(deletions[0]) >= 5
+
+
+def test_loaded_without_its_mark_it_would_have_a_second_backspace(exported: dict[str, Exported]) -> None:
+    model = plain(exported["untied"].folder)
+    del model.config.bkspc_token_id
+    assert Policy(model).space.vocab_size == TOKENS + 1
+
+
+def test_loaded_again_it_refuses_a_prompt_with_backspace_in_it(exported: dict[str, Exported]) -> None:
+    for name in ("untied", "padded"):
+        with pytest.raises(ValueError, match=r"`prompts` must hold token ids in \[0, 48\)\. Got \d+ to 48"):
+            Policy.from_pretrained(exported[name].folder).generate("a cat<bkspc>", max_new_tokens=4)
+
+
+@every_policy
+def test_loaded_again_it_can_be_trained_saved_and_exported(
+    exported: dict[str, Exported], name: str, tmp_path: Path
+) -> None:
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    trained = Policy.from_pretrained(exported[name].folder, peft_config=adapter)
+    with torch.no_grad():
+        for parameter in (parameter for parameter in trained.parameters() if parameter.requires_grad):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.3)
+    trained.save_pretrained(tmp_path / "saved")
+    trained.export(tmp_path / "plain")
+    assert plain(tmp_path / "plain").config.vocab_size == plain(exported[name].folder).config.vocab_size
+    expected = next_log_probs(trained, [5, 6, 7, 8])
+    assert float((next_log_probs(exported[name].policy, [5, 6, 7, 8]) - expected).abs().max()) > 0.1
+    for folder in (tmp_path / "saved", tmp_path / "plain"):
+        loaded = Policy.from_pretrained(folder)
+        assert loaded.space.vocab_size == TOKENS
+        torch.testing.assert_close(next_log_probs(loaded, [5, 6, 7, 8]), expected, atol=FLOAT32, rtol=0)
+
+
+def test_a_tokenizer_that_knows_a_backspace_which_the_model_does_not_is_refused(
+    exported: dict[str, Exported], tmp_path: Path
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported["untied"].folder)
+    with pytest.raises(ValueError, match="`tokenizer` must not have <bkspc>, which the model has no row for"):
+        deleting(llama(rows=64), tokenizer).export(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 # Adapters

@@ -8,63 +8,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import sequencematch
 from sequencematch.policy import Generation, Policy, Sampling, rollback
 from sequencematch.policy.rollback import choose, uniforms
 from tests.oracles.naive_sampler import Step, fresh_logits, log_sum_exp, naive_rollout
+from tests.policy.tiny_models import DECODED, HIDDEN, WINDOW, character_tokenizer, exact_llama, llama, mistral
 
-VOCAB, BOS, EOS, BK = 48, 1, 2, 48
+VOCAB, BOS, EOS = DECODED["vocab_size"], DECODED["bos_token_id"], DECODED["eos_token_id"]
+BK = VOCAB
 #: The smallest difference that float32 rounding can't explain: logits here are of size 10, so it is worth about 1e-6.
 TIE = 1e-5
 #: float32 keeps seven digits, and log-probabilities and values here are below 20.
 FLOAT32 = 1e-5
 
-HIDDEN = 32
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,  # large: attention matters, and logits spread over several nats
-    "max_position_embeddings": 64,
-    "bos_token_id": BOS,
-    "eos_token_id": EOS,
-}
-SLIDING = {"sliding_window": 4, "head_dim": 8}
-
-
-def llama(**options: Any) -> Any:
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | options))).eval()
-
-
-def exact_llama() -> Any:
-    """In float64 throughout: transformers' LlamaRMSNorm rounds to float32 whatever the model's dtype."""
-    model = llama()
-    for parent in [module for module in model.modules() if not isinstance(module, LlamaRMSNorm)]:
-        for name, child in parent.named_children():
-            if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, torch.nn.RMSNorm(HIDDEN, eps=model.config.rms_norm_eps))
-    return model.double()
-
-
-def mistral() -> Any:
-    torch.manual_seed(0)
-    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **SLIDING)).eval()
-
 
 def gemma3() -> Any:
     torch.manual_seed(0)
-    layers = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8}
-    config = transformers.Gemma3TextConfig(**SIZES, **SLIDING, **layers, tie_word_embeddings=False)
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 8}
+    config = transformers.Gemma3TextConfig(**DECODED, **layers, query_pre_attn_scalar=8, tie_word_embeddings=False)
     return transformers.Gemma3ForCausalLM(config).eval()
 
 
@@ -467,6 +432,12 @@ def test_the_numbers_of_a_row_do_not_depend_on_how_many_are_drawn_and_look_unifo
     assert abs(float((centred[1:] * centred[:-1]).mean())) < 0.036
 
 
+def test_every_bit_of_seed_and_row_gives_other_numbers() -> None:
+    keys = [(0, 0)] + [(1 << bit, 0) for bit in range(64)] + [(0, 1 << bit) for bit in range(32)] + [(-1, 0)]
+    numbers = {tuple(uniforms(seed, row, 4).tolist()) for seed, row in keys}
+    assert len(numbers) == len(keys)
+
+
 def test_without_a_seed_torchs_own_generator_decides(policy: Policy) -> None:
     def sample(seed: int) -> Any:
         torch.manual_seed(seed)
@@ -525,6 +496,7 @@ def test_a_stop_token_ends_the_row_and_is_not_in_its_state(policy: Policy) -> No
     (trajectory,) = follow(policy, [5], [10, 20, BK, 30], max_new_tokens=8, stop_tokens=(30, 31)).trajectories
     assert trajectory.chosen == (10, 20, BK, 30)
     assert trajectory.final_state.tokens == (5, 10, EOS)
+    assert trajectory.truncated  # <eos> was executed and not chosen
 
 
 def test_a_protected_prompt_is_the_floor_of_the_stack(policy: Policy) -> None:
@@ -605,21 +577,9 @@ def test_values_count_the_backspace_and_know_nothing_of_its_bias(policy: Policy)
 # Text
 
 
-def character_tokenizer() -> Any:
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    vocabulary = {name: n for n, name in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,:;!?'-()0123456"])}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    model.decoder = tokenizers.decoders.Fuse()
-    names = {f"{name[1:-1]}_token": name for name in special}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, **names)
-
-
 @pytest.fixture(scope="module")
 def speaking() -> Policy:
-    tokenizer = character_tokenizer()
-    assert len(tokenizer) == VOCAB
-    return with_row(llama(), tokenizer)
+    return with_row(llama(), character_tokenizer())
 
 
 def keys(policy: Policy, text: str) -> list[int]:

@@ -3,11 +3,26 @@
 from collections.abc import Callable
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 VOCAB, HIDDEN, WINDOW = 1200, 32, 4
+#: For decoding: few tokens, and weights so large that attention matters and logits spread over several nats.
+DECODED: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.5,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -21,6 +36,41 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.2)
     return model
+
+
+def llama(**changes: Any) -> Any:
+    """A Llama to decode from, in float32."""
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(DECODED | changes))).eval()
+
+
+def exact_llama() -> Any:
+    """In float64 throughout: transformers' LlamaRMSNorm rounds to float32 whatever the model's dtype."""
+    model = llama()
+    for parent in [module for module in model.modules() if not isinstance(module, LlamaRMSNorm)]:
+        for name, child in parent.named_children():
+            if isinstance(child, LlamaRMSNorm):
+                setattr(parent, name, torch.nn.RMSNorm(HIDDEN, eps=model.config.rms_norm_eps))
+    return model.double()
+
+
+def mistral() -> Any:
+    """With a window of four tokens."""
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(**DECODED, sliding_window=WINDOW, head_dim=8)
+    return transformers.MistralForCausalLM(config).eval()
+
+
+def character_tokenizer() -> Any:
+    """One token per character, as many as `DECODED` has."""
+    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    vocabulary = {name: n for n, name in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,:;!?'-()0123456"])}
+    assert len(vocabulary) == DECODED["vocab_size"]
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    model.decoder = tokenizers.decoders.Fuse()
+    names = {f"{name[1:-1]}_token": name for name in special}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, padding_side="left", **names)
 
 
 _SIZES = {

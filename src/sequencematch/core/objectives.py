@@ -158,18 +158,10 @@ def sequencematch_loss(
     over several batches or devices. `model=None` says that rollouts start where data does: then D = B, which is all that a
     divergence without on-policy term can learn from them.
     """
-    if not 0 < gamma < 1:
-        raise ValueError(
-            f"`gamma` must lie strictly between 0 and 1: the <eos> term of Eq. 4 divides by 1 - gamma. "
-            f"Got gamma={gamma}. The paper uses 0.998 for text."
-        )
+    check_gamma(gamma)
     if not isinstance(divergence, Divergence):
         raise ValueError(f"`divergence` must be a Divergence, such as DIVERGENCES['chi2_mixture']. Got {divergence!r}.")
-    if not 0 < alpha < math.inf:
-        raise ValueError(
-            f"`alpha` must be positive and finite: Eq. 4 divides by it. Got alpha={alpha}. The paper uses 0.01 for text; "
-            f"the limit of alpha → 0 is a discounted `bc_loss`."
-        )
+    check_alpha(alpha)
     if model is None and divergence.on_policy:
         raise ValueError(
             f"`model` must hold rollouts for {divergence.name}, which penalises the policy's own rewards. Got None."
@@ -269,6 +261,24 @@ def sequence_unlikelihood_loss(
     """
     loss = _log_unlikely(model.log_prob(), is_repeat & model.is_step).sum()
     return loss / _denominator(model, num_items)
+
+
+def check_gamma(gamma: float) -> None:
+    """Refuse a discount γ that Eq. 4 has no value for."""
+    if not 0 < gamma < 1:
+        raise ValueError(
+            f"`gamma` must lie strictly between 0 and 1: the <eos> term of Eq. 4 divides by 1 - gamma. "
+            f"Got gamma={gamma}. The paper uses 0.998 for text."
+        )
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse an entropy weight α that Eq. 4 has no value for."""
+    if not 0 < alpha < math.inf:
+        raise ValueError(
+            f"`alpha` must be positive and finite: Eq. 4 divides by it. Got alpha={alpha}. The paper uses 0.01 for text; "
+            f"the limit of alpha → 0 is a discounted `bc_loss`."
+        )
 
 
 def _denominator(scores: Scores, num_items: float | Tensor | None) -> float | Tensor:

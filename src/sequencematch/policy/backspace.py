@@ -29,10 +29,10 @@ class Backspace(nn.Module):
         nn.init.zeros_(self.offset_out.weight)
         nn.init.zeros_(self.offset_out.bias)
 
-    def reset_row(self, unembedding: Float[Tensor, "vocab hidden"]) -> None:
-        """Start the row as the mean of the others."""
+    def reset_row(self, rows: Float[Tensor, "vocab hidden"]) -> None:
+        """Start the row as the mean of others."""
         with torch.no_grad():
-            self.row.copy_(unembedding.float().mean(0))
+            self.row.copy_(rows.float().mean(0))
 
     def raw_logit(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch"]:
         """h·w of the row, before the unembedding's scale and cap."""

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -45,15 +45,15 @@ Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppres
 
 def export(policy: "Policy", folder: Path, *, replace: bool = False) -> None:
     """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write it all or nothing."""
-    model = copy.deepcopy(policy.model)
-    if hasattr(model, "peft_config"):
-        model = model.merge_and_unload()
     tokenizer = copy.deepcopy(policy.tokenizer)
-    if tokenizer is not None and NAME in tokenizer.get_vocab():
-        raise ValueError(
-            f"`policy` must not have {NAME} in its tokenizer: it was loaded from an export. Export the policy it came from."
-        )
-    bkspc = policy.space.vocab_size if tokenizer is None else len(tokenizer)
+    bkspc = policy.folded_row  # of a policy that was loaded from an export
+    if bkspc is None:
+        if tokenizer is not None and NAME in tokenizer.get_vocab():
+            raise ValueError(
+                f"`tokenizer` must not have {NAME}, which the model has no row for: it is an export's. Load the model's own."
+            )
+        bkspc = policy.space.vocab_size if tokenizer is None else len(tokenizer)
+    model = merged(policy.model)
     fold_in(model, policy, bkspc)
     if tokenizer is not None:
         tokenizer.add_special_tokens({"additional_special_tokens": [NAME]}, replace_extra_special_tokens=False)
@@ -70,6 +70,28 @@ def export(policy: "Policy", folder: Path, *, replace: bool = False) -> None:
     storage.write_whole(folder, write, marker=None if replace else "custom_generate")
 
 
+def merged(model: Any) -> PreTrainedModel:
+    """A copy with its adapter merged, and in full precision: merging into 4 bits would round, and not everyone reads them."""
+    model = copy.deepcopy(model)
+    if getattr(model, "is_quantized", False):
+        model = dequantized(model)
+    return model.merge_and_unload() if hasattr(model, "peft_config") else model
+
+
+def dequantized(model: Any) -> Any:
+    """The model with the weights its bits stand for; an adapter on 4-bit layers knows no others, so it is put on anew."""
+    if not hasattr(model, "peft_config"):
+        model = model.dequantize(model.dtype)
+        model._weight_conversions = None  # how a 4-bit checkpoint was read; saving would try to go back the same way
+        return model
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    config, weights = model.active_peft_config, get_peft_model_state_dict(model, adapter_name=model.active_adapter)
+    adapted = get_peft_model(dequantized(model.unload()), config)
+    set_peft_model_state_dict(adapted, weights)
+    return adapted
+
+
 def fold_in(model: PreTrainedModel, policy: "Policy", bkspc: int) -> None:
     """Make `<bkspc>` token `bkspc` of the model: in a padding row where there is one, else in a new one."""
     if bkspc >= len(model.get_output_embeddings().weight):
@@ -80,7 +102,7 @@ def fold_in(model: PreTrainedModel, policy: "Policy", bkspc: int) -> None:
         if getattr(layer, "bias", None) is not None:
             layer.bias[bkspc] = 0
     model.config.bkspc_token_id = bkspc
-    model.generation_config.suppress_tokens = [*(model.generation_config.suppress_tokens or []), bkspc]
+    model.generation_config.suppress_tokens = sorted({*(model.generation_config.suppress_tokens or []), bkspc})
 
 
 def generate_source() -> str:

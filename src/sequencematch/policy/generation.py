@@ -33,7 +33,9 @@ class Sampling:
     `max_new_tokens` limits the net length; `max_actions`, deletions counted, is by default four times that and one. Greedy
     at `temperature` 0. A row's random numbers depend on `seed`, the row and the action's number alone. `protect_prompt`
     keeps `<bkspc>` out of the prompt, `ban_deleted` keeps a token just deleted from being chosen again in that state, and
-    `backspace_bias` is added to the logit of `<bkspc>`: a dial between writing on and thinking twice.
+    `backspace_bias` is added to the logit of `<bkspc>`: a dial between writing on and thinking twice. A token of
+    `stop_tokens` ends a row in place of `<eos>` and is not written; the row counts as `truncated`, since the last action it
+    chose is not `<eos>`.
     """
 
     max_new_tokens: int = 64
@@ -150,24 +152,30 @@ def generate(
 
 
 def rollouts(
-    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, batch_size: int = 64
+    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, batch_size: int = 64, *, first_row: int = 0
 ) -> Iterator[Rollout]:
-    """Rows as they end. They are batched in order of prompt length; which batch a row is in changes none of its numbers."""
+    """Rows as they end. They are batched in order of prompt length; which batch a row is in changes none of its numbers.
+
+    Rows are numbered from `first_row`, which fixes their random numbers: parts of one job can run in several places.
+    """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt. Got none.")
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1. Got {batch_size}.")
     tokens = [prompt_tokens(policy, prompt, sampling) for prompt in prompts]
-    return _rollouts(policy, tokens, sampling, batch_size)
+    return _rollouts(policy, tokens, sampling, batch_size, first_row)
 
 
-def _rollouts(policy: "Policy", tokens: list[list[int]], sampling: Sampling, batch_size: int) -> Iterator[Rollout]:
+def _rollouts(
+    policy: "Policy", tokens: list[list[int]], sampling: Sampling, batch_size: int, first_row: int
+) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     forwards = 0
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
-        rollback, chosen = _start(policy, [tokens[row] for row in rows], rows, sampling, seed)
+        numbers = [first_row + row for row in rows]
+        rollback, chosen = _start(policy, [tokens[row] for row in rows], numbers, sampling, seed)
         events: list[list[Chosen]] = [[] for _ in rows]
         for event in chosen:
             row, actions = rows[event.row], events[event.row]
@@ -175,7 +183,7 @@ def _rollouts(policy: "Policy", tokens: list[list[int]], sampling: Sampling, bat
             if event.executed == policy.space.eos:
                 floor = len(tokens[row]) if sampling.protect_prompt else 1
                 yield Rollout(
-                    row=row,
+                    row=first_row + row,
                     trajectory=Trajectory.rollout(policy.space, tokens[row], [a.chosen for a in actions], floor),
                     log_probs=torch.tensor([a.log_prob for a in actions]),
                     values=torch.tensor([a.value for a in actions]),

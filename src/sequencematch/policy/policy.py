@@ -42,11 +42,13 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         refuse_what_cannot_delete(self.base)
+        _keep_differentiable(self.base)
         weight = self.unembedding().weight
         self.space = ActionSpace(len(weight), eos=_eos(self.base, tokenizer), bos=_bos(self.base, tokenizer))
         if backspace is None:
             backspace = Backspace(weight.shape[1], self.max_positions)
-            backspace.reset_row(weight)
+            row = self.folded_row
+            backspace.reset_row(weight if row is None else self._output_layer().weight[row : row + 1])
         self.backspace = backspace.to(weight.device)
         _probe(self)
 
@@ -65,7 +67,7 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         **model_options: Any,
     ) -> "Policy":
-        """A policy from a hub id, a local folder, one saved by `save_pretrained`, a GGUF file, or a model object.
+        """A policy from a hub id, a local folder, one saved by `save_pretrained` or `export`, a GGUF file, or a model object.
 
         `peft_config` puts a new adapter on the model, `quantization_config` loads it in 4 bits for QLoRA. No code from a
         model's repository runs unless `trust_remote_code` is set.
@@ -118,8 +120,20 @@ class Policy(nn.Module):
             getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**31 - 1
         )
 
+    @property
+    def folded_row(self) -> int | None:
+        """Which row of its output layer an exported model deletes with; no text has that id, nor those behind it."""
+        return getattr(self.base.config, "bkspc_token_id", None)
+
     def unembedding(self) -> Unembedding:
-        """The model's output layer with its scale and cap, as it is now."""
+        """The rows of the model's tokens in its output layer, with its scale and cap, as they are now."""
+        layer = self._output_layer()
+        weight, bias = layer.weight, getattr(layer, "bias", None)
+        if self.folded_row is not None:
+            weight, bias = weight[: self.folded_row], None if bias is None else bias[: self.folded_row]
+        return Unembedding(weight, bias, *scale_and_cap(self.base.config))
+
+    def _output_layer(self) -> Any:
         layer = self.base.get_output_embeddings()
         if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the layer
             layer = layer.modules_to_save[layer.active_adapters[0]]
@@ -133,7 +147,12 @@ class Policy(nn.Module):
                 f"`model` must be a causal language model with an output layer to put a <bkspc> row beside. "
                 f"Got {type(self.base).__name__}; load it with AutoModelForCausalLM."
             )
-        return Unembedding(layer.weight, getattr(layer, "bias", None), *scale_and_cap(self.base.config))
+        if not layer.weight.is_floating_point() or hasattr(layer, "quant_state"):
+            raise ValueError(
+                f"`quantization_config` must leave the output layer alone: its rows are read directly. Got a "
+                f"{type(layer).__name__}; name the layer in `llm_int8_skip_modules`, or leave that out."
+            )
+        return layer
 
     def hidden_states(
         self, tokens: Int[Tensor, "row node"], attention_mask: Any, position_ids: Tensor, **options: Any
@@ -154,16 +173,19 @@ class Policy(nn.Module):
         bkspc = unembedding.transform(self.backspace.raw_logit(hidden))
         return torch.cat([unembedding.logits(hidden), bkspc[..., None]], dim=-1)
 
-    def forward(self, encoding: Encoding, *, backspace: bool = True) -> Scores:
+    def forward(
+        self, encoding: Encoding, *, backspace: bool = True, context: bool = False
+    ) -> Scores | tuple[Scores, Float[Tensor, "batch step node"]]:
         """ℓ(a_t|s_t) and V(s_t) of every visit   (Eq. 4).
 
         With `backspace=False` V sums over the vocabulary alone, as maximum likelihood needs it; then no action may be
-        `<bkspc>`.
+        `<bkspc>`. With `context=True` also log p(x_j|s_t) of every token x_j of the row, as unlikelihood needs it; then there
+        must be one trajectory a row.
         """
-        hidden = self.encoded_hidden_states(encoding).flatten(0, 1)
+        states = self.encoded_hidden_states(encoding)
         # Only nodes that are some trajectory's state need a value: not the inside of a prompt.
         node, visit = encoding.visit.unique(return_inverse=True)
-        hidden = hidden[node]
+        hidden = states.flatten(0, 1)[node]
         is_bkspc = encoding.chosen == self.space.bkspc
         deciding = visit[:, :-1]
         unembedding = self.unembedding()
@@ -176,7 +198,12 @@ class Policy(nn.Module):
             value = torch.logaddexp(value, bkspc)
             action_logit = torch.where(is_bkspc, bkspc[deciding], action_logit)
         offset = self.backspace.offset(hidden, encoding.position_ids.flatten()[node])
-        return Scores(action_logit + offset[deciding], (value + offset)[visit], encoding.length, encoding.policy_chosen)
+        scores = Scores(
+            action_logit + offset[deciding], (value + offset)[visit], encoding.length, encoding.policy_chosen
+        )
+        if not context:
+            return scores
+        return scores, _context_logits(hidden[deciding], unembedding, encoding.tokens) - value[deciding][..., None]
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, batch_size: int = 64, progress: bool = False, **sampling: Any
@@ -199,9 +226,26 @@ class Policy(nn.Module):
         """
         export(self, Path(folder), replace=replace)
 
+    def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
+        """Compute activations again in the backward pass instead of keeping them."""
+        self.model.gradient_checkpointing_enable(*args, **options)
+
+    @property
+    def quantization_method(self) -> Any:
+        """How the base model's weights are quantised, or None; such a model stays where it is."""
+        return getattr(self.base, "quantization_method", None)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model or its adapter, the tokenizer, the `<bkspc>` row and the offset head; all or nothing."""
         storage.save(self.model, self.tokenizer, self.backspace, Path(folder))
+
+
+def _context_logits(
+    hidden: Float[Tensor, "batch step hidden"], unembedding: Unembedding, tokens: Int[Tensor, "batch node"]
+) -> Float[Tensor, "batch step node"]:
+    """ℓ(x_j|s_t) of the tokens of a row alone: [step × node] of them instead of [step × vocabulary]."""
+    raw = (hidden @ unembedding.weight[tokens].mT.to(hidden.dtype)).to(torch.promote_types(hidden.dtype, torch.float32))
+    return unembedding.transform(raw if unembedding.bias is None else raw + unembedding.bias[tokens][:, None])
 
 
 def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
@@ -219,6 +263,18 @@ def _bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> i
     return tokenizer.bos_token_id if tokenizer is not None else model.config.bos_token_id
 
 
+def _keep_differentiable(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit layers when they run on a CPU in eval mode: no gradient would pass them again."""
+    repacking: list[Any] = [layer for layer in model.modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for layer in repacking:
+        layer.support_avx512bf16_for_cpu = False
+        if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
+            raise ValueError(
+                "`model` must not have run on the CPU in eval mode: bitsandbytes has rounded and repacked its 4-bit weights, "
+                "and no gradient passes them. Load it again, or let `Policy.from_pretrained` load it."
+            )
+
+
 @torch.no_grad()
 def _probe(policy: Policy) -> None:
     """Compare one pass over a dozen nodes with deletions to fresh forwards, and refuse a model that would be silently wrong."""
@@ -234,7 +290,7 @@ def _probe(policy: Policy) -> None:
         encoded = policy.action_logits(policy.encoded_hidden_states(encoding).flatten(0, 1)[encoding.visit[0]])[:, :-1]
         fresh = torch.stack(
             [
-                policy.model(input_ids=torch.tensor([s.tokens], device=policy.device)).logits[0, -1]
+                policy.model(input_ids=torch.tensor([s.tokens], device=policy.device)).logits[0, -1, : space.vocab_size]
                 for s in trajectory.states()
             ]
         ).to(encoded.dtype)
@@ -245,7 +301,9 @@ def _probe(policy: Policy) -> None:
     finally:
         policy.model.train(was_training)
     # Rounding is at most a few times the dtype's; a mask that is not honoured changes logits in the first or second digit.
-    tolerance = 1e-4 if policy.base.dtype in (torch.float32, torch.float64) else 0.05
+    # Quantised layers may compute in another dtype than the model's.
+    dtypes = {policy.base.dtype, *(getattr(layer, "compute_dtype", None) for layer in policy.base.modules())} - {None}
+    tolerance = 1e-4 if dtypes <= {torch.float32, torch.float64} else 0.05
     error_size = float((encoded - fresh).norm() / fresh.norm())
     if not error_size <= tolerance:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Decoding that can delete: an append-only cache in which a deleted token is a hole (§4.1).
 
-Needs torch and transformers only: `Policy.export` writes this file beside a checkpoint, which then backtracks by itself.
+Needs torch, transformers and its numpy: `Policy.export` writes this file beside a checkpoint, which then backtracks by itself.
 Every forward pass pushes one token in every running row. A row that chooses `<bkspc>` needs none: it goes back to the hidden
 vector it had one token earlier and chooses again at once.
 """
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessorList, SuppressTokensLogitsProcessor
@@ -104,9 +105,12 @@ def decoding(model: Any) -> Iterator[None]:
 
 
 def uniforms(seed: int, row: int, count: int) -> Tensor:
-    """The random numbers of a row: one for each action, whatever its neighbours do."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + row * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
-    return torch.rand(count, generator=torch.Generator().manual_seed(mixed), dtype=torch.float64)
+    """The random numbers of a row: one for each action, whatever its neighbours do.
+
+    Philox has a stream for every 128-bit key; torch's own generator keeps 32 bits of its seed on a CPU.
+    """
+    stream = numpy.random.Philox(key=row << 64 | seed % 2**64)
+    return torch.from_numpy(numpy.random.Generator(stream).random(count))
 
 
 def choose(logits: Tensor, uniform: Tensor | None) -> Tensor:

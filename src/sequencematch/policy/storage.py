@@ -2,11 +2,13 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import Module
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from sequencematch.policy.backspace import Backspace
@@ -37,24 +39,96 @@ def write_whole(folder: Path, write: Callable[[Path], None], marker: str | None)
 
 
 def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path) -> None:
-    """Write model or adapter, tokenizer, `<bkspc>` row and offset head; the manifest last, with every file's size."""
+    """Write model or adapter, tokenizer, `<bkspc>` row and offset head; all or nothing."""
+    write_whole(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, None), marker=MANIFEST)
 
-    def write(temporary: Path) -> None:
-        model.save_pretrained(temporary)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(temporary)
-        tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in backspace.state_dict().items()}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir()) if path.is_file()}
-        manifest = {
-            "format": FORMAT,
-            "hidden_size": len(tensors["row"]),
-            "max_positions": backspace.max_positions,
-            "files": sizes,
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
-    write_whole(folder, write, marker=MANIFEST)
+def save_beside(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    backspace: Backspace,
+    folder: Path,
+    gathered: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the same into a folder that may hold other things, which stay; until all is there the manifest is missing.
+
+    `gathered` are a sharded policy's weights, put together, by their names in its `state_dict`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
+        _write(Path(scratch), model, tokenizer, backspace, gathered)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == MANIFEST):
+            path.replace(folder / path.name)
+
+
+def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
+    """The whole weights of a sharded policy, which every process has to ask for; None where they are whole already."""
+    if not any(hasattr(parameter, "full_tensor") for parameter in policy.parameters()):
+        return None
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for name, tensor in policy.state_dict().items()
+    }
+
+
+def _write(
+    folder: Path,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    backspace: Backspace,
+    gathered: Mapping[str, Tensor] | None,
+) -> None:
+    weights: Mapping[str, Tensor] = backspace.state_dict()
+    if gathered is None:
+        model.save_pretrained(folder)
+    else:
+        weights = {name: gathered[f"backspace.{name}"] for name in weights}
+        own = {name.removeprefix("model."): tensor for name, tensor in gathered.items() if name.startswith("model.")}
+        model.save_pretrained(folder, state_dict=own)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    manifest = {
+        "format": FORMAT,
+        "hidden_size": len(tensors["row"]),
+        "max_positions": backspace.max_positions,
+        "files": file_sizes(folder),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """The size of every file in a folder."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Refuse a folder in which a file is missing or was cut short."""
+    for file, size in sizes.items():
+        path = folder / file
+        if not path.is_file() or path.stat().st_size != size:
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            raise ValueError(
+                f"{folder} is damaged: {file} should have {size} bytes and is {found}. Save or copy the policy again."
+            )
+
+
+def restore(model: Any, backspace: Backspace, folder: Path) -> None:
+    """Put the weights that were saved back into a loaded policy of the same shape."""
+    loaded = _load_backspace(folder)
+    if loaded is None:
+        raise ValueError(f"`folder` must hold a saved policy. Got {folder}, which has no {MANIFEST}.")
+    backspace.load_state_dict(loaded.state_dict())
+    if hasattr(model, "peft_config"):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(
+            model, load_file(folder / "adapter_model.safetensors"), adapter_name=model.active_adapter
+        )
+    else:
+        model.load_state_dict(AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict())
 
 
 def load(
@@ -91,13 +165,7 @@ def _load_backspace(folder: Path) -> Backspace | None:
         raise ValueError(
             f"{folder} has format {manifest['format']}, this version reads {FORMAT}. Update sequencematch."
         )
-    for file, size in manifest["files"].items():
-        path = folder / file
-        if not path.is_file() or path.stat().st_size != size:
-            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-            raise ValueError(
-                f"{folder} is damaged: {file} should have {size} bytes and is {found}. Save or copy the policy again."
-            )
+    check_files(folder, manifest["files"])
     backspace = Backspace(manifest["hidden_size"], manifest["max_positions"])
     backspace.load_state_dict(load_file(weights_path))
     return backspace
