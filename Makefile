@@ -15,7 +15,7 @@ setup: .venv/.installed  ## make .venv and install the package with everything n
 	touch $@
 
 test: lint  ## format, lint, types and tests: what CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

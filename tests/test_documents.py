@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
 ROOT = PACKAGE.parents[1]
-REFERENCE = re.compile(r"`((?:core|policy)/[\w/]+\.py)::(\w+)`")
+REFERENCE = re.compile(r"`((?:core|policy|training)/[\w/]+\.py)::(\w+)`")
 PAPER_TO_CODE = (ROOT / "docs" / "paper_to_code.md").read_text()
 
 
@@ -35,13 +37,32 @@ def defined(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("snippet", snippets(ROOT / "README.md"))
-def test_the_readmes_snippet_runs_as_it_stands(snippet: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
-    exec(compile(snippet, "README.md", "exec"), names)
+def test_the_readmes_snippet_runs_as_it_stands_and_prints_what_it_says(snippet: str, tmp_path: Path) -> None:
+    """In a process of its own, as a reader would run it."""
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     printed = re.search(r"print\(.*\)  # (.*)", snippet)
-    assert printed
-    assert capsys.readouterr().out == printed[1] + "\n"
-    assert names["result"].loss.isfinite()  # type: ignore[attr-defined]
+    assert printed, done.stderr
+    assert done.stdout == printed[1] + "\n", done.stderr
+
+
+def test_the_readmes_training_snippet_works_with_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of a random model is frozen, so it need not learn the sums: it must run, and change the adapter alone."""
+    from peft import LoraConfig
+
+    (snippet,) = [s for s in snippets(ROOT / "README.md") if "trainer.train()" in s]
+    assert len(snippet.strip().splitlines()) <= 16
+    monkeypatch.chdir(tmp_path)
+    lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    snippet = snippet.replace("train_dataset=dataset)", "train_dataset=dataset, peft_config=lora)")
+    names: dict[str, Any] = {"lora": lora}
+    exec(compile(snippet.replace('"max_steps": 500', '"max_steps": 60'), "README.md", "exec"), names)
+    losses = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
+    assert losses[-1] < 0.9 * losses[0]
+    assert capsys.readouterr().out.endswith("\n")
+    trained = {name for name, p in names["trainer"].model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or name.startswith("backspace.") for name in trained)
 
 
 def test_the_readmes_policy_runs_with_a_tiny_model_in_its_place(

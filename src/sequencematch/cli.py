@@ -1,14 +1,17 @@
 """The command line: it parses and calls. Commands import what they need themselves, so that `--help` is quick."""
 
 import json
+import logging
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sequencematch import __version__
 
@@ -189,6 +192,84 @@ def export(
     typer.echo(f'    pipeline("text-generation", "{folder.as_posix()}", trust_remote_code=True)("Once upon a time")')
 
 
+class _TrainCommand(TyperCommand):
+    """A command whose help ends with all settings of a recipe."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Look them up only now: it takes seconds."""
+        for heading, entries in _recipes().documentation().items():
+            with formatter.section(heading):
+                formatter.write_dl(entries)
+
+
+@app.command(cls=_TrainCommand, context_settings={"ignore_unknown_options": True})
+@_one_line_errors()
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see above, and examples/.")],
+    flags: Annotated[list[str] | None, typer.Argument(metavar="--SETTING VALUE", hidden=True)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the latest checkpoint in output_dir, if there is one.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check recipe and data, print all settings, and load no model.")
+    ] = False,
+) -> None:
+    """Fine-tune a model as a recipe says.
+
+    A recipe is a YAML file with one setting a line:
+
+    \b
+        preset: arithmetic
+        model: HuggingFaceTB/SmolLM2-135M
+        dataset: examples/arithmetic.jsonl
+        output_dir: out/arithmetic
+        learning_rate: 1e-4
+        peft: {r: 16, target_modules: all-linear}
+
+    Each can be a flag as well, which wins: --learning-rate 1e-4, --packing, --no-packing, --peft.r 16.
+
+    Settings are those below and every field of transformers.TrainingArguments: max_steps, num_train_epochs,
+    per_device_train_batch_size, gradient_accumulation_steps, warmup_steps, lr_scheduler_type, save_steps, eval_strategy,
+    bf16, gradient_checkpointing, report_to, seed and so on.
+
+    Rows of a dataset have the columns text, prompt and completion, or messages. For noise_source: tokens also noise_tokens,
+    a list of what noise may be.
+    """
+    if not recipe.is_file():
+        raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is none.")
+    recipes = _recipes()
+    read = recipes.read_recipe(recipe, flags or [])
+    if dry_run:
+        typer.echo(recipes.summary(read))
+        return
+
+    from sequencematch.training import NonFiniteError
+
+    _quiet()
+    try:
+        trainer = recipes.run(read, resume=resume)
+    except NonFiniteError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
+        typer.echo(f"Interrupted. {recipes.standing(read)} To go on: {again}", err=True)
+        raise typer.Exit(130) from interrupt
+    if trainer.is_world_process_zero():
+        folder = read.output_dir / recipes.FINAL
+        typer.echo(f"Wrote {folder}. To try it:\n")
+        typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(folder), '--prompt', recipes.prompt(trainer)])}")
+
+
+def _recipes() -> Any:
+    """The module, imported in silence."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it tells of a kernel it doesn't find
+
+    from sequencematch.training import recipe
+
+    return recipe
+
+
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     """The prompts of the flags or of the file, blank lines left out."""
     if prompts and file:
@@ -228,15 +309,10 @@ def _prompt_field(line: str, where: str) -> str:
 def _load(model: str, device: str | None, dtype: Dtype, trust_remote_code: bool) -> "Policy":
     """The policy, loaded without a word on stdout, and without bars where nobody looks."""
     import torch
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
 
     from sequencematch.policy import Policy
 
-    hub_logging.set_verbosity_error()
-    logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    _quiet()
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -252,6 +328,17 @@ def _load(model: str, device: str | None, dtype: Dtype, trust_remote_code: bool)
             f"`MODEL` must be a folder, a .gguf file, or a model on the hub. Got {model!r}, which is neither a folder nor "
             f"reachable as a hub id: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _quiet() -> None:
+    """No word from Hugging Face's libraries but errors, and bars only where somebody looks."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging as transformers_logging
+
+    hub_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
 
 
 def _watch(

@@ -1,14 +1,27 @@
-"""Eq. 4 and the χ²-mixture term as plain loops over trajectories, time and actions, from raw logits. Python floats only."""
+"""Eq. 4, its χ²-mixture term and the baselines as plain loops over trajectories, time and actions, from raw logits.
+
+Numbers are Python floats, or float64 scalars of torch where a gradient is wanted: one at a time either way.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-PHI: dict[str, Callable[[float], float]] = {
-    "reverse_kl": lambda x: 1 - math.exp(-x),
-    "forward_kl": lambda x: math.log(1 + x) if x >= -0.99 else math.log(0.01) + 100 * (x + 0.99),
+
+def exp(x: Any) -> Any:
+    return x.exp() if hasattr(x, "exp") else math.exp(x)
+
+
+def log(x: Any) -> Any:
+    return x.log() if hasattr(x, "log") else math.log(x)
+
+
+PHI: dict[str, Callable[[Any], Any]] = {
+    "reverse_kl": lambda x: 1 - exp(-x),
+    "forward_kl": lambda x: log(1 + x) if x >= -0.99 else math.log(0.01) + 100 * (x + 0.99),
     "js": lambda x: (
-        math.log(2 - math.exp(-x))
+        log(2 - exp(-x))
         if x >= 0.01 - math.log(2)
         else math.log(2 - 2 * math.exp(-0.01)) + math.exp(-0.01) / (1 - math.exp(-0.01)) * (x + math.log(2) - 0.01)
     ),
@@ -23,45 +36,49 @@ PHI: dict[str, Callable[[float], float]] = {
 class Raw:
     """A trajectory's logits at each of its T + 1 states, its T actions, and which of them the policy chose."""
 
-    logits: list[list[float]]
+    logits: list[list[Any]]
     actions: list[int]
     policy_chosen: list[bool]
 
 
-def value(logits: list[float]) -> float:
+def value(logits: list[Any]) -> Any:
     """V(s) = log Σ_a exp ℓ(a|s)."""
     total = 0.0
     for logit in logits:
-        total += math.exp(logit)
-    return math.log(total)
+        total = total + exp(logit)
+    return log(total)
 
 
-def sequencematch_terms(data: list[Raw], model: list[Raw], name: str, alpha: float, gamma: float) -> dict[str, float]:
+def sequencematch_terms(data: list[Raw], model: list[Raw], name: str, alpha: float, gamma: float) -> dict[str, Any]:
     """The five sums of Eq. 4 and the loss, normalised by the data's decisions and by rollouts per data trajectory."""
     phi = PHI[name]
-    a = b = c = d = e = 0.0
+    a: Any = 0.0
+    b: Any = 0.0
+    c: Any = 0.0
+    d: Any = 0.0
+    e: Any = 0.0
     decisions = 0
     for raw in data:
         steps = len(raw.actions)
         decisions += steps
         for t in range(steps):
             now, after = value(raw.logits[t]), value(raw.logits[t + 1])
-            a += gamma**t / alpha * phi(alpha * raw.logits[t][raw.actions[t]] - gamma * alpha * after)
-            b += gamma**t / 2 * (now - gamma * after)
+            a = a + gamma**t / alpha * phi(alpha * raw.logits[t][raw.actions[t]] - gamma * alpha * after)
+            b = b + gamma**t / 2 * (now - gamma * after)
         final = value(raw.logits[steps])
-        b += gamma**steps / 2 * final
-        c += gamma**steps / (alpha * (1 - gamma)) * phi(alpha * (1 - gamma) * final)
+        b = b + gamma**steps / 2 * final
+        c = c + gamma**steps / (alpha * (1 - gamma)) * phi(alpha * (1 - gamma) * final)
     for raw in model:
         steps = len(raw.actions)
         for t in range(steps):
             now, after = value(raw.logits[t]), value(raw.logits[t + 1])
-            d += gamma**t / 2 * (now - gamma * after)
+            d = d + gamma**t / 2 * (now - gamma * after)
             if raw.policy_chosen[t] and name == "chi2_mixture":
-                e += gamma**t * (alpha * raw.logits[t][raw.actions[t]] - gamma * alpha * after) ** 2 / alpha / 4
+                e = e + gamma**t * (alpha * raw.logits[t][raw.actions[t]] - gamma * alpha * after) ** 2 / alpha / 4
         final = value(raw.logits[steps])
-        d += gamma**steps / 2 * final
+        d = d + gamma**steps / 2 * final
         if name == "chi2_mixture":
-            e += gamma**steps / (1 - gamma) * (alpha * (1 - gamma) * final) ** 2 / alpha / 4
+            e = e + gamma**steps / (1 - gamma) * (alpha * (1 - gamma) * final) ** 2 / alpha / 4
     ratio = len(data) / len(model)
     terms = {"data_reward": a, "data_tail": c, "data_value": b, "model_value": ratio * d, "model_penalty": ratio * e}
     terms = {term: total / decisions for term, total in terms.items()}
@@ -69,11 +86,25 @@ def sequencematch_terms(data: list[Raw], model: list[Raw], name: str, alpha: flo
     return terms | {"loss": -(sum(terms[g] for g in gains) - sum(terms[k] for k in costs))}
 
 
-def negative_log_likelihood(data: list[Raw]) -> float:
+def negative_log_likelihood(data: list[Raw]) -> Any:
     """−(1/N) Σ_t [ℓ(a_t|s_t) − V(s_t)]."""
-    total, decisions = 0.0, 0
+    total: Any = 0.0
+    decisions = 0
     for raw in data:
         for t, action in enumerate(raw.actions):
-            total += raw.logits[t][action] - value(raw.logits[t])
+            total = total + raw.logits[t][action] - value(raw.logits[t])
             decisions += 1
+    return -total / decisions
+
+
+def token_unlikelihood(data: list[Raw], contexts: list[list[int]]) -> Any:
+    """−(1/N) Σ_t Σ_{c ∈ C^t} log(1 − p(c|s_t)), C^t being what the context of s_t holds other than x_t."""
+    total: Any = 0.0
+    decisions = 0
+    for raw, tokens in zip(data, contexts, strict=True):
+        prompt = len(tokens) - len(raw.actions)
+        for t, action in enumerate(raw.actions):
+            decisions += 1
+            for candidate in set(tokens[: prompt + t]) - {action}:
+                total = total + log(1 - exp(raw.logits[t][candidate] - value(raw.logits[t])))
     return -total / decisions

@@ -19,6 +19,7 @@ from sequencematch.policy.export import export
 from sequencematch.policy.generation import Generation, Prompt, Sampling, generate, stream
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 from sequencematch.policy.rollback import Chosen, scale_and_cap
+from sequencematch.policy.sharding import is_sharded
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -234,6 +235,11 @@ class Policy(nn.Module):
     def quantization_method(self) -> Any:
         """How the base model's weights are quantised, or None; such a model stays where it is."""
         return getattr(self.base, "quantization_method", None)
+
+    @property
+    def is_distributed_loading_by_transformers(self) -> bool:
+        """Whether FSDP2 has sharded the weights; by this name `transformers.Trainer` knows not to wrap them once more."""
+        return is_sharded(self)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model or its adapter, the tokenizer, the `<bkspc>` row and the offset head; all or nothing."""

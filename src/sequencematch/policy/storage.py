@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from sequencematch.policy.backspace import Backspace
 
@@ -64,11 +65,11 @@ def save_beside(
 
 def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
     """The whole weights of a sharded policy, which every process has to ask for; None where they are whole already."""
-    if not any(hasattr(parameter, "full_tensor") for parameter in policy.parameters()):
+    weights = policy.state_dict()
+    if not any(hasattr(tensor, "full_tensor") for tensor in weights.values()):
         return None
     return {
-        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        for name, tensor in policy.state_dict().items()
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in weights.items()
     }
 
 
@@ -80,12 +81,18 @@ def _write(
     gathered: Mapping[str, Tensor] | None,
 ) -> None:
     weights: Mapping[str, Tensor] = backspace.state_dict()
-    if gathered is None:
-        model.save_pretrained(folder)
-    else:
+    own: dict[str, Any] = {}
+    if gathered is not None:
         weights = {name: gathered[f"backspace.{name}"] for name in weights}
-        own = {name.removeprefix("model."): tensor for name, tensor in gathered.items() if name.startswith("model.")}
-        model.save_pretrained(folder, state_dict=own)
+        inner = {name.removeprefix("model."): tensor for name, tensor in gathered.items() if name.startswith("model.")}
+        own = {"state_dict": inner}
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # a bar for writing would break into that of a run
+    try:
+        model.save_pretrained(folder, **own)
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in weights.items()}
@@ -100,8 +107,9 @@ def _write(
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """The size of every file in a folder."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    """The size of every file in a folder; but for the model card, which may be written anew."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
+    return {path.name: path.stat().st_size for path in files}
 
 
 def check_files(folder: Path, sizes: Mapping[str, int]) -> None:

@@ -1,0 +1,56 @@
+"""The model card of a trained policy."""
+
+import importlib.metadata
+from typing import Any
+
+import yaml
+
+from sequencematch.training.config import SequenceMatchConfig
+
+_BODY = """
+# {title}
+
+{base} fine-tuned with [SequenceMatch](https://arxiv.org/abs/2306.05426): it has a `<bkspc>` action that deletes the last token.
+
+```python
+from sequencematch import Policy
+
+policy = Policy.from_pretrained("{name}")
+print(policy.generate("Once upon a time", max_new_tokens=64).texts[0])
+```
+
+## Training
+
+{settings}
+
+Versions: {versions}.
+
+## Citation
+
+```bibtex
+@inproceedings{{cundy2024sequencematch,
+    title     = {{SequenceMatch: Imitation Learning for Autoregressive Sequence Modelling with Backtracking}},
+    author    = {{Chris Cundy and Stefano Ermon}},
+    booktitle = {{International Conference on Learning Representations}},
+    year      = {{2024}},
+}}
+```
+"""
+
+
+def model_card(config: SequenceMatchConfig, base: str, name: str, step: int) -> str:
+    """What it is, how to use it, how it was trained."""
+    header: dict[str, Any] = {"library_name": "sequencematch", "tags": ["sequencematch", "backspace", config.objective]}
+    if base:
+        header["base_model"] = base
+    values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}
+    rows = "\n".join(f"| `{key}` | {value} |" for key, value in values.items())
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "transformers"))
+    body = _BODY.format(
+        title=name,
+        base=f"`{base}`" if base else "A causal language model",
+        name=name,
+        settings=f"| setting | value |\n|---|---|\n{rows}",
+        versions=versions,
+    )
+    return f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n{body}"

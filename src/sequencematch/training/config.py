@@ -1,0 +1,293 @@
+"""What a run is: `SequenceMatchConfig`, and the paper's two recipes in one word."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from transformers import TrainingArguments
+
+from sequencematch.core.divergences import DIVERGENCES, Divergence, chi2_mixture
+from sequencematch.core.objectives import check_alpha, check_gamma
+from sequencematch.training.losses import OBJECTIVES, Objective
+
+#: Where wrong tokens come from: the vocabulary, a set given with each example, or the model's own mistakes.
+NOISE_SOURCES = ("uniform", "tokens", "model")
+
+
+@dataclass
+class SequenceMatchConfig(TrainingArguments):
+    """Everything about a run: these fields, and all of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
+
+    Where the paper gives a value it is named; `from_preset` sets them all.
+    """
+
+    objective: str = field(
+        default="sequencematch",
+        metadata={
+            "help": "sequencematch, bc, mle or unlikelihood. mle and unlikelihood leave <bkspc> out (§6.1, §6.2)."
+        },
+    )
+    divergence: str = field(
+        default="chi2_mixture",
+        metadata={"help": f"The φ of Eq. 4: {', '.join(DIVERGENCES)}. Paper: chi2_mixture (§4, App. D)."},
+    )
+    alpha: float = field(
+        default=0.01, metadata={"help": "Weight α of the entropy in Eq. 4. Paper: 0.01 for text (§6.2)."}
+    )
+    gamma: float = field(
+        default=0.998, metadata={"help": "Discount γ, strictly between 0 and 1. Paper: 0.998 for text (§6.2)."}
+    )
+    mixture_weight: float = field(
+        default=0.5, metadata={"help": "Share β of data in the χ²-mixture. Paper: 0.5 (App. D.4)."}
+    )
+
+    noise_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Probability η of a wrong token before each decision. Paper: 0.001 for text, up to 0.2 for arithmetic "
+            "(§4.2, §6). Default: 0.1, and 0 for mle and unlikelihood."
+        },
+    )
+    noise_source: str = field(
+        default="uniform",
+        metadata={
+            "help": "uniform over the vocabulary, tokens of the noise_tokens column, or model: its own mistakes (§6.1)."
+        },
+    )
+    noise_burst: int = field(default=1, metadata={"help": "Wrong tokens in a row. Paper: 1 (§4.2)."})
+    noise_excludes_right: bool = field(
+        default=True, metadata={"help": "Never draw the right token as noise. Paper: it may be drawn (§4.2)."}
+    )
+
+    bc_steps: int = field(
+        default=1000,
+        metadata={
+            "help": "Steps of behavioural cloning before Eq. 4 counts. Paper: 1,000 for text, 10,000 for arithmetic (App. E)."
+        },
+    )
+    bc_weight_final: float = field(
+        default=0.2, metadata={"help": "Where the weight of behavioural cloning ends, from 1. Paper: 0.2 (App. E)."}
+    )
+    bc_anneal_steps: int = field(default=2000, metadata={"help": "Steps it takes to get there. Paper: 2,000 (App. E)."})
+
+    replay_size: int = field(
+        default=1000, metadata={"help": "Rollouts kept, the oldest replaced first. Paper: 1,000 (App. E)."}
+    )
+    replay_reuse: float = field(
+        default=8.0, metadata={"help": "How often each rollout is trained on, on average. Paper: 8 (App. E)."}
+    )
+    generation_batch_size: int = field(
+        default=64,
+        metadata={"help": "Rollouts made at a time, over all processes. With replay_reuse it sets how often (App. E)."},
+    )
+    max_completion_length: int = field(
+        default=256, metadata={"help": "Longest rollout behind its prompt, in tokens. Paper: 256 for text (§6.2)."}
+    )
+    max_prompt_length: int = field(
+        default=256,
+        metadata={
+            "help": "Longest prefix of plain text that a rollout starts from; its length is drawn. Paper: 256 (§6.2)."
+        },
+    )
+    temperature: float = field(default=1.0, metadata={"help": "Of rollouts. Paper: 1 (App. E)."})
+    protect_prompt: bool = field(
+        default=False, metadata={"help": "Rollouts can't delete into their prompt. Paper: they can (§3.1)."}
+    )
+
+    max_length: int = field(
+        default=1024,
+        metadata={"help": "Context length T in tokens pushed; what is longer is cut (§4.2). Paper: 1,024 (§6.2)."},
+    )
+    truncation: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether examples longer than max_length are cut or are an error. Default: plain text is cut."
+        },
+    )
+    completion_only_loss: bool | None = field(
+        default=None,
+        metadata={"help": "Leave prompts out of the loss. Default: yes where examples have prompts (App. E)."},
+    )
+    packing: bool = field(
+        default=False,
+        metadata={
+            "help": "Lay several sequences into rows of max_length nodes; equal prompts are shared. Changes no result."
+        },
+    )
+    unlikelihood_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the unlikelihood loss beside mle (App. H.1; Welleck et al. 2020: 1)."}
+    )
+
+    model_init_kwargs: dict[str, Any] | None = field(
+        default=None,
+        metadata={"help": "How a model given by its name is loaded: the options of `Policy.from_pretrained`."},
+    )
+
+    log_completions: bool = field(
+        default=False, metadata={"help": "Print some rollouts, deletions in sight, as they are made."}
+    )
+    num_completions_to_print: int = field(default=3, metadata={"help": "How many of them."})
+
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Must stay off: columns are read by the dataset."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Off: a non-finite loss stops the run."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter takes part."})
+    dataloader_pin_memory: bool = field(
+        default=False, metadata={"help": "Off: batches hold trajectories, not tensors."}
+    )
+    accelerator_config: Any = field(default=None, metadata={"help": "For accelerate; see TrainingArguments."})
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"use_reentrant": False}, metadata={"help": "For torch.utils.checkpoint."}
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work, before a model is loaded."""
+        check_choice("objective", self.objective, OBJECTIVES)
+        check_choice("divergence", self.divergence, DIVERGENCES)
+        check_choice("noise_source", self.noise_source, NOISE_SOURCES)
+        check_alpha(self.alpha)
+        check_gamma(self.gamma)
+        if self.noise_rate is None:
+            self.noise_rate = 0.1 if self.mode.deletes else 0.0
+        if not 0 <= self.noise_rate <= 1:
+            raise ValueError(f"`noise_rate` must be a probability in [0, 1]. Got {self.noise_rate}.")
+        if self.noise_rate and not self.mode.deletes:
+            raise ValueError(
+                f"`noise_rate` would be ignored: objective {self.objective!r} knows no <bkspc>. Got {self.noise_rate}; "
+                f"leave it out, or use objective 'bc' or 'sequencematch'."
+            )
+        if self.mixture_weight != 0.5 and self.divergence != "chi2_mixture":
+            raise ValueError(
+                f"`mixture_weight` would be ignored: it belongs to chi2_mixture. Got divergence {self.divergence!r}."
+            )
+        if self.packing and self.objective == "unlikelihood":
+            raise ValueError("`packing` does not go with objective 'unlikelihood', which compares the tokens of a row.")
+        for name in (
+            "noise_burst",
+            "replay_size",
+            "generation_batch_size",
+            "max_completion_length",
+            "max_prompt_length",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1. Got {getattr(self, name)}.")
+        for name in ("bc_steps", "bc_anneal_steps", "unlikelihood_weight", "num_completions_to_print"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"`{name}` must not be negative. Got {getattr(self, name)}.")
+        if not self.replay_reuse > 0:
+            raise ValueError(
+                f"`replay_reuse` must be positive: every rollout is drawn that often. Got {self.replay_reuse}."
+            )
+        if not 0 <= self.bc_weight_final <= 1:
+            raise ValueError(f"`bc_weight_final` must be a weight in [0, 1]. Got {self.bc_weight_final}.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"`temperature` must be positive: rollouts are samples of the policy. Got {self.temperature}. The paper uses 1."
+            )
+        if self.max_length < 2:
+            raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
+        if self.remove_unused_columns:
+            raise ValueError("`remove_unused_columns` must stay False: the columns are read by the dataset itself.")
+        self.divergence_value = self._divergence()
+        if self.accelerator_config is None or isinstance(self.accelerator_config, dict):
+            # A stream is read in every process: batches hold trajectories, which can't be sent as tensors.
+            self.accelerator_config = {"dispatch_batches": False, **(self.accelerator_config or {})}
+        super().__post_init__()
+
+    @classmethod
+    def from_preset(cls, preset: str, /, **changes: Any) -> "SequenceMatchConfig":
+        """One of the paper's recipes, `"arithmetic"` or `"text"`, with what you change."""
+        check_choice("preset", preset, PRESETS)
+        values = {**PRESETS[preset], **changes}
+        objective = OBJECTIVES.get(values.get("objective", "sequencematch"))
+        if objective is not None and not objective.deletes and "noise_rate" not in changes:
+            del values["noise_rate"]  # a baseline without <bkspc>
+        return cls(**values)
+
+    @property
+    def mode(self) -> Objective:
+        """The objective itself."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether the policy's own trajectories teach anything: without an on-policy term they don't   (§3.2.1, telescoping)."""
+        return self.mode.rolls_out and self.divergence_value.on_policy > 0
+
+    def bc_weight(self, step: int) -> float:
+        """β_BC at an optimisation step: 1 for `bc_steps`, then linear to `bc_weight_final` over `bc_anneal_steps`   (App. E)."""
+        if step < self.bc_steps:
+            return 1.0
+        progress = min(1.0, (step - self.bc_steps) / self.bc_anneal_steps) if self.bc_anneal_steps else 1.0
+        return 1.0 - (1.0 - self.bc_weight_final) * progress
+
+    def own_values(self) -> dict[str, Any]:
+        """The fields that are not of `TrainingArguments`, and the seed: what makes two runs different runs.
+
+        How a model is loaded is left out: that may be objects, and the same run may go on with another attention kernel.
+        """
+        return {name: getattr(self, name) for name in OWN_FIELDS if name != "model_init_kwargs"} | {"seed": self.seed}
+
+    def _divergence(self) -> Divergence:
+        return chi2_mixture(self.mixture_weight) if self.divergence == "chi2_mixture" else DIVERGENCES[self.divergence]
+
+
+_INHERITED = {f.name for f in fields(TrainingArguments)}
+#: The fields of `SequenceMatchConfig` that `TrainingArguments` doesn't have.
+OWN_FIELDS = tuple(f.name for f in fields(SequenceMatchConfig) if f.name not in _INHERITED)
+
+#: The paper's recipes, for one process; divide the batch by how many there are. Where it gives no number, the comment says so.
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "text": MappingProxyType(
+            {
+                "alpha": 0.01,
+                "gamma": 0.998,
+                "noise_rate": 0.001,
+                "bc_steps": 1000,
+                "max_steps": 5000,
+                "max_length": 1024,
+                "max_prompt_length": 256,
+                "max_completion_length": 256,
+                "per_device_train_batch_size": 32,
+                "learning_rate": 2e-4,  # not given; QLoRA's
+                "lr_scheduler_type": "cosine",
+                "warmup_steps": 2000,
+            }
+        ),
+        "arithmetic": MappingProxyType(
+            {
+                "alpha": 0.01,  # given for text only
+                "gamma": 0.998,  # given for text only
+                "noise_rate": 0.1,  # several levels are compared
+                "noise_source": "tokens",
+                "bc_steps": 10000,
+                "max_steps": 15000,  # not given; past the anneal of 2,000
+                "max_length": 128,  # not given
+                "max_completion_length": 32,  # not given
+                "completion_only_loss": True,
+                "per_device_train_batch_size": 32,
+                "learning_rate": 2e-4,  # not given; QLoRA's
+                "lr_scheduler_type": "cosine",
+                "warmup_steps": 2000,
+            }
+        ),
+    }
+)
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse a word that is none of the choices, and say which was likely meant."""
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(known)}. Got {value!r}{did_you_mean(str(value), known)}.")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """', did you mean …?' where something known is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,146 @@
+"""The loss of one batch under each objective, and the signals that say how it is going (Alg. 1, App. E)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sequencematch.core.divergences import Divergence
+from sequencematch.core.encoding import Encoding
+from sequencematch.core.objectives import (
+    Scores,
+    bc_loss,
+    implied_reward,
+    mle_loss,
+    repeat_candidates,
+    sequencematch_loss,
+    unlikelihood_loss,
+)
+from sequencematch.training.signals import Signal
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories for one forward pass, `num_data` of data and then rollouts, with the denominators of the whole step.
+
+    `num_items` is N, the data decisions of the optimisation step over all its batches and processes, and `model_weight` its
+    data trajectories over its rollouts, None where there are none.
+    """
+
+    encoding: Encoding
+    num_data: int
+    num_items: int
+    model_weight: float | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return Batch(self.encoding.to(device), self.num_data, self.num_items, self.model_weight)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The numbers in a loss: Eq. 4's φ, α and γ, β_BC at this step, and what unlikelihood counts beside likelihood."""
+
+    divergence: Divergence
+    alpha: float
+    gamma: float
+    bc_weight: float = 1.0
+    unlikelihood_weight: float = 1.0
+
+
+#: (model, batch, weights) → this batch's share of the step's loss, and its signals.
+Loss = Callable[[Any, Batch, Weights], tuple[Float[Tensor, ""], dict[str, Signal]]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A way to train: whether `<bkspc>` and noise take part, whether rollouts do, and the loss."""
+
+    deletes: bool
+    rolls_out: bool
+    loss: Loss
+
+
+def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Tensor, ""], dict[str, Signal]]:
+    """L = β_BC L_BC + (1 − β_BC) L_SM with L_SM = −Ĵ   (App. E). Ĵ is left out while β_BC = 1."""
+    scores: Scores = model(batch.encoding)
+    data = scores[: batch.num_data]
+    rollouts = scores[batch.num_data :] if len(scores.length) > batch.num_data else None
+    cloning = bc_loss(data, num_items=batch.num_items)
+    signals = {
+        "loss/bc": Signal.total(cloning),
+        "bc_weight": Signal.setting(weights.bc_weight),
+        **_describe("data", data, weights),
+    }
+    if weights.bc_weight == 1:
+        return cloning, signals
+    result = sequencematch_loss(
+        data,
+        rollouts,
+        divergence=weights.divergence,
+        alpha=weights.alpha,
+        gamma=weights.gamma,
+        num_items=batch.num_items,
+        model_weight=batch.model_weight,
+    )
+    signals |= {
+        "loss/sequencematch": Signal.total(result.loss),
+        "objective": Signal.total(-result.loss),
+        "objective/data_reward": Signal.total(result.data_reward),
+        "objective/data_tail": Signal.total(result.data_tail),
+        "objective/data_value": Signal.total(result.data_value),
+        "objective/model_value": Signal.total(result.model_value),
+        "objective/model_penalty": Signal.total(result.model_penalty),
+    }
+    if rollouts is not None:
+        signals |= _describe("rollouts", rollouts, weights)
+    return weights.bc_weight * cloning + (1 - weights.bc_weight) * result.loss, signals
+
+
+def bc(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Tensor, ""], dict[str, Signal]]:
+    """L_BC on noised data   (§6.1)."""
+    data: Scores = model(batch.encoding)
+    loss = bc_loss(data, num_items=batch.num_items)
+    return loss, {"loss/bc": Signal.total(loss), **_describe("data", data, weights)}
+
+
+def mle(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Tensor, ""], dict[str, Signal]]:  # noqa: ARG001
+    """L_MLE on clean data, V over the vocabulary alone   (§4)."""
+    loss = mle_loss(model(batch.encoding, backspace=False), num_items=batch.num_items)
+    return loss, {"loss/mle": Signal.total(loss)}
+
+
+def unlikelihood(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Tensor, ""], dict[str, Signal]]:
+    """L_MLE + w L_UL: tokens that already occurred are made unlikely   (App. H.1; Welleck et al. 2020)."""
+    data, context_log_prob = model(batch.encoding, backspace=False, context=True)
+    likely = mle_loss(data, num_items=batch.num_items)
+    unlikely = unlikelihood_loss(context_log_prob, repeat_candidates(batch.encoding), num_items=batch.num_items)
+    signals = {"loss/mle": Signal.total(likely), "loss/unlikelihood": Signal.total(unlikely)}
+    return likely + weights.unlikelihood_weight * unlikely, signals
+
+
+#: Every objective by name.
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+    {
+        "sequencematch": Objective(deletes=True, rolls_out=True, loss=sequencematch),
+        "bc": Objective(deletes=True, rolls_out=False, loss=bc),
+        "mle": Objective(deletes=False, rolls_out=False, loss=mle),
+        "unlikelihood": Objective(deletes=False, rolls_out=False, loss=unlikelihood),
+    }
+)
+
+
+@torch.no_grad()
+def _describe(name: str, scores: Scores, weights: Weights) -> dict[str, Signal]:
+    """The implied reward's mean and spread over decisions, and V at first and final states."""
+    reward = implied_reward(scores, weights.gamma)[scores.is_step]
+    return {
+        f"rewards/{name}/mean": Signal.mean(reward),
+        f"rewards/{name}/std": Signal.std(reward),
+        f"values/{name}/first": Signal.mean(scores.value[:, 0]),
+        f"values/{name}/final": Signal.mean(scores.final_value),
+    }

@@ -1,0 +1,257 @@
+"""A run as a file: what to train, on what and how, from YAML and flags; checked before a model is loaded."""
+
+import importlib.util
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import AutoTokenizer
+
+from sequencematch.training import checkpoints, settings
+from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig, check_choice
+from sequencematch.training.examples import CHECKED_ROWS, as_examples, reader
+from sequencematch.training.rows import READERS, read_rows
+from sequencematch.training.trainer import SequenceMatchTrainer
+
+#: What weights may be kept in; `auto` is what they were saved in.
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+#: Ways to load a model in few bits, as `transformers.BitsAndBytesConfig` has them; 4bit is QLoRA's.
+QUANTIZATIONS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
+    {"4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}}
+)
+#: What a summary says of `TrainingArguments` even where it is the default.
+_ALWAYS_SHOWN = (
+    "output_dir",
+    "use_cpu",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+)
+#: Where the policy goes when the run has ended, inside `output_dir`.
+FINAL = "final"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to train, on what data and how. A YAML file holds these fields and those of `config` side by side."""
+
+    model: str = field(metadata={"help": "A folder, or a model on the hub."})
+    dataset: str = field(
+        metadata={"help": f"A file ({', '.join(READERS)} with one text a line), or a dataset on the hub."}
+    )
+    config: SequenceMatchConfig
+    preset: str | None = field(
+        default=None, metadata={"help": f"The paper's settings to start from: {' or '.join(PRESETS)}."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Which configuration of a dataset on the hub."})
+    dataset_split: str | None = field(
+        default=None, metadata={"help": "Which split of a dataset on the hub. Default: train."}
+    )
+    eval_dataset: str | None = field(
+        default=None, metadata={"help": "Held-out data, given like dataset. Needs eval_strategy: steps or epoch."}
+    )
+    eval_split: str | None = field(default=None, metadata={"help": "Which split of it, on the hub. Default: test."})
+    peft: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Train an adapter: the fields of peft.LoraConfig, as a mapping."}
+    )
+    quantization: str | None = field(
+        default=None, metadata={"help": "4bit keeps the model frozen in 4 bits under the adapter (QLoRA)."}
+    )
+    dtype: str = field(
+        default="float32",
+        metadata={"help": f"What weights are kept in: {', '.join(DTYPES)}. To compute in bfloat16 set bf16."},
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "eager, sdpa or flex_attention. Default: the model's own."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's repository."})
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work or would be ignored."""
+        check_choice("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, QUANTIZATIONS)
+            _require("bitsandbytes", "quantization", "quantized")
+            if self.peft is None and not (Path(self.model) / "adapter_config.json").is_file():
+                raise ValueError("`quantization` needs an adapter: weights in 4 bits can't be trained. Add `peft`.")
+        evaluates = self.config.eval_strategy != "no"
+        if self.eval_dataset is not None and not evaluates:
+            raise ValueError("`eval_dataset` would be ignored. Say when to use it, as in `eval_strategy: epoch`.")
+        if self.eval_dataset is None and evaluates:
+            raise ValueError("`eval_strategy` needs held-out data. Add an `eval_dataset`.")
+        for name, source in (
+            ("dataset_config", self.dataset),
+            ("dataset_split", self.dataset),
+            ("eval_split", self.eval_dataset),
+        ):
+            if getattr(self, name) is not None and (source is None or Path(source).suffix in READERS):
+                what = "there is no `eval_dataset`" if source is None else f"{source} is a file"
+                raise ValueError(f"`{name}` would be ignored: {what}. Leave it out.")
+
+    @property
+    def output_dir(self) -> Path:
+        """Where checkpoints go, and the policy."""
+        return Path(self.config.output_dir)
+
+    def rows(self) -> tuple[Any, Any]:
+        """The data to train on, and held-out data or None."""
+        rows = read_rows("dataset", self.dataset, self.dataset_config, self.dataset_split or "train")
+        if self.eval_dataset is None:
+            return rows, None
+        config = self.dataset_config if self.eval_dataset == self.dataset else None
+        return rows, read_rows("eval_dataset", self.eval_dataset, config, self.eval_split or "test")
+
+    def peft_config(self) -> Any:
+        """The adapter to put on the model, or None."""
+        if self.peft is None:
+            return None
+        from peft import LoraConfig
+
+        return LoraConfig(**{"task_type": "CAUSAL_LM", **self.peft})
+
+    def load_options(self) -> dict[str, Any]:
+        """How the model is loaded: `model_init_kwargs` of the trainer."""
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "attn_implementation": self.attn_implementation,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        if self.quantization is not None:
+            compute = "bfloat16" if self.config.device.type == "cuda" else "float32"
+            options["quantization_config"] = {**QUANTIZATIONS[self.quantization], "bnb_4bit_compute_dtype": compute}
+        return options | (self.config.model_init_kwargs or {})
+
+
+_OWN = {f.name: f for f in fields(Recipe) if f.name != "config"}
+_REQUIRED = {"model": "what to train", "dataset": "what to train on", "output_dir": "where the results go"}
+#: Every setting a recipe may have → its type.
+SETTINGS: Mapping[str, Any] = types.MappingProxyType(
+    {f.name: typing.get_type_hints(SequenceMatchConfig)[f.name] for f in fields(SequenceMatchConfig) if f.init}
+    | {name: typing.get_type_hints(Recipe)[name] for name in _OWN}
+)
+
+
+def read_recipe(path: str | Path, flags: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with flags such as `--learning-rate 1e-4` on top."""
+    given, places = settings.override(*settings.read_yaml(Path(path)), settings.parse_flags(flags, SETTINGS))
+    values = settings.typed(given, SETTINGS, places)
+    for name, what in _REQUIRED.items():
+        if not values.get(name):
+            raise ValueError(
+                f"{path} must say {what}. Add a line `{name}: …`, or a flag `--{name.replace('_', '-')} …`."
+            )
+    if values.get("peft") is not None:
+        _require("peft", "peft", "peft")
+        from peft import LoraConfig
+
+        inside = {name: places["peft"].replace("peft`", f"peft.{name}`") for name in values["peft"]}
+        inside |= {name: places[f"peft.{name}"] for name in inside if f"peft.{name}" in places}
+        values["peft"] = settings.typed(values["peft"], typing.get_type_hints(LoraConfig), inside)
+    own = {name: values.pop(name) for name in _OWN if name in values}
+    preset = own.get("preset")
+    config = SequenceMatchConfig.from_preset(preset, **values) if preset else SequenceMatchConfig(**values)
+    return Recipe(config=config, **own)
+
+
+def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
+    """Train, and save the policy in `output_dir/final`; `resume` goes on from the latest whole checkpoint, if there is one.
+
+    Data is read and checked before the model is loaded.
+    """
+    config, found = recipe.config, checkpoints.checkpoints(recipe.output_dir)
+    if found and not resume and not config.resume_from_checkpoint:
+        raise ValueError(
+            f"`output_dir` must not hold another run. Got {recipe.output_dir}, which has {found[0].name}. Go on with it by "
+            f"`--resume`, or choose another folder."
+        )
+    rows, held_out = recipe.rows()
+    config.model_init_kwargs = recipe.load_options()
+    try:
+        trainer = SequenceMatchTrainer(recipe.model, config, rows, held_out, peft_config=recipe.peft_config())
+    except OSError as error:
+        raise _no_model(recipe, error) from error
+    trainer.train(resume_from_checkpoint=True if found and resume else None)
+    trainer.save_model(str(recipe.output_dir / FINAL))
+    return trainer
+
+
+def summary(recipe: Recipe) -> str:
+    """The recipe in full, as YAML, and the size of its data, every row checked; no model is loaded."""
+    config = recipe.config
+    rows = {
+        name: found for name, found in zip(("dataset", "eval_dataset"), recipe.rows(), strict=True) if found is not None
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(recipe.model, trust_remote_code=recipe.trust_remote_code)
+    except OSError as error:
+        raise _no_model(recipe, error) from error
+    read = reader(
+        tokenizer,
+        tokenizer.eos_token_id,
+        max_length=config.max_length,
+        truncation=config.truncation,
+        needs_noise=config.noise_source == "tokens" and bool(config.noise_rate),
+    )
+    sizes = [f"# {name}: {_size(as_examples(found, read, name))}" for name, found in rows.items()]
+    plain = SequenceMatchConfig(output_dir=config.output_dir, use_cpu=config.use_cpu)
+    changed = [f.name for f in fields(config) if f.init and getattr(config, f.name) != getattr(plain, f.name)]
+    values = {name: getattr(recipe, name) for name in _OWN if getattr(recipe, name) is not None}
+    values.pop("preset", None)  # it is spelled out
+    values |= {name: getattr(config, name) for name in (*_ALWAYS_SHOWN, *changed)} | config.own_values()
+    return "\n".join([yaml.safe_dump(json.loads(json.dumps(values, default=vars)), sort_keys=False), *sizes])
+
+
+def standing(recipe: Recipe) -> str:
+    """What an interrupted run leaves."""
+    found = checkpoints.checkpoints(recipe.output_dir)
+    return f"The last checkpoint is {found[0]}." if found else "There is no checkpoint yet."
+
+
+def prompt(trainer: SequenceMatchTrainer) -> str:
+    """Something to try the policy on: the first row's prompt, where it has one."""
+    first = next(iter(trainer.train_dataset.rows))
+    text = first.get("prompt")
+    return text if isinstance(text, str) else "Once upon a time"
+
+
+def documentation() -> dict[str, list[tuple[str, str]]]:
+    """Heading → settings, and what they are."""
+    fields_of_config = {f.name: f for f in fields(SequenceMatchConfig)}
+    return {
+        "What to train": [
+            _explained(_OWN["model"]),
+            _explained(_OWN["dataset"]),
+            ("output_dir", "Where checkpoints and the policy go. [required]"),
+            *(_explained(setting) for name, setting in _OWN.items() if name not in _REQUIRED),
+        ],
+        "How to train": [_explained(fields_of_config[name]) for name in OWN_FIELDS],
+    }
+
+
+def _explained(setting: "Field[Any]") -> tuple[str, str]:
+    default = setting.default
+    note = "" if default is None else " [required]" if default is MISSING else f" [default: {default}]"
+    return setting.name, setting.metadata["help"] + note
+
+
+def _size(examples: Any) -> str:
+    read = [examples[index] for index in range(min(len(examples), CHECKED_ROWS))]
+    prompt, completion = max(len(e.prompt) for e in read), max(len(e.completion) for e in read)
+    return f"{len(examples)} rows, prompts of up to {prompt} tokens, completions of up to {completion}"
+
+
+def _require(package: str, setting: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"`{setting}` needs the package {package}: pip install 'sequencematch[{extra}]'.")
+
+
+def _no_model(recipe: Recipe, error: OSError) -> ValueError:
+    reason = next(iter(str(error).splitlines()), "")
+    return ValueError(f"`model` must be a folder or a model on the hub. Got {recipe.model!r}: {reason}")

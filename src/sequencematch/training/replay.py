@@ -1,0 +1,100 @@
+"""The buffer B of the policy's own trajectories: first in, first out, each drawn a given number of times (Alg. 1, App. E)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.training.examples import hash_seed
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A trajectory the policy chose, and the optimisation step of the weights that chose it."""
+
+    trajectory: Trajectory
+    version: int
+
+
+class ReplayBuffer:
+    """The latest `size` rollouts, and how often rollouts were made and drawn   (App. E).
+
+    Each is to be drawn `reuse` times on average. With n drawn a step and G made at a time that is a new batch every
+    G · reuse / n steps; `is_due` counts it out, so that the average is right for any n and G.
+    """
+
+    def __init__(self, size: int, reuse: float) -> None:
+        """An empty buffer."""
+        self.size, self.reuse = size, reuse
+        self.rollouts: list[Experience] = []
+        self.made = self.drawn = 0
+
+    def __len__(self) -> int:
+        """How many there are to draw from."""
+        return len(self.rollouts)
+
+    def is_due(self, count: int) -> bool:
+        """Whether rollouts must be made before `count` more are drawn."""
+        return not self.rollouts or self.drawn + count > self.reuse * self.made
+
+    def add(self, rollouts: Sequence[Experience]) -> None:
+        """Put new ones in; the oldest make room."""
+        self.rollouts = [*self.rollouts, *rollouts][-self.size :]
+        self.made += len(rollouts)
+
+    def draw(self, count: int, seed: int) -> list[Experience]:
+        """Draw at random, without repeats where there are enough; a function of the seed and of what was drawn before."""
+        generator = torch.Generator().manual_seed(hash_seed(seed, self.drawn))
+        whole, rest = divmod(count, len(self.rollouts))
+        picked = list(range(len(self.rollouts))) * whole
+        picked += torch.randperm(len(self.rollouts), generator=generator)[:rest].tolist()
+        self.drawn += count
+        return [self.rollouts[index] for index in picked]
+
+    def age(self, step: int) -> float:
+        """Optimisation steps since the weights that made a rollout, on average."""
+        return step - sum(rollout.version for rollout in self.rollouts) / len(self.rollouts)
+
+    def save(self, path: Path) -> None:
+        """Write everything as flat integers."""
+        trajectories = [rollout.trajectory for rollout in self.rollouts]
+
+        def flat(sequences: Sequence[Sequence[int]]) -> Tensor:
+            return torch.tensor([number for sequence in sequences for number in sequence], dtype=torch.long)
+
+        tensors = {
+            "counts": torch.tensor([self.made, self.drawn]),
+            "version": flat([[rollout.version for rollout in self.rollouts]]),
+            "floor": flat([[t.floor for t in trajectories]]),
+            "prompt_length": flat([[len(t.initial) for t in trajectories]]),
+            "length": flat([[len(t) for t in trajectories]]),
+            "initial": flat([t.initial for t in trajectories]),
+            "chosen": flat([t.chosen for t in trajectories]),
+            "executed": flat([t.executed for t in trajectories]),
+            "policy_chosen": flat([t.policy_chosen for t in trajectories]),
+        }
+        save_file(tensors, path)
+
+    def load(self, path: Path, space: ActionSpace) -> None:
+        """Go on with what `save` wrote."""
+        state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
+        self.made, self.drawn = state["counts"]
+        self.rollouts, start, step = [], 0, 0
+        for version, floor, prompt, length in zip(
+            state["version"], state["floor"], state["prompt_length"], state["length"], strict=True
+        ):
+            decisions = slice(step, step + length)
+            trajectory = Trajectory(
+                space,
+                tuple(state["initial"][start : start + prompt]),
+                tuple(state["chosen"][decisions]),
+                tuple(state["executed"][decisions]),
+                tuple(map(bool, state["policy_chosen"][decisions])),
+                floor,
+            )
+            self.rollouts.append(Experience(trajectory, version))
+            start, step = start + prompt, step + length

@@ -1,0 +1,153 @@
+"""Settings from YAML and flags, as the types they have in a dataclass; what is wrong is said with its place."""
+
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sequencematch.training.config import did_you_mean
+
+_NAMES = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+}
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class _Loader(yaml.SafeLoader):
+    """Words as YAML 1.2 reads them: `1e-4` is a number, `no` (as in `save_strategy: no`) and `2024-05-01` are text."""
+
+
+_BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "timestamp"))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag not in (_BOOL, _FLOAT, _DATE)]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"([-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings in a file, and for each what to call it in an error: its name, the file and the line."""
+    expected = f"{path} must hold settings in YAML, one `name: value` a line"
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{expected} and in UTF-8. Got something else: {error}.") from error
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            got = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            raise ValueError(f"{expected}. Got {got}.")
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if lines.setdefault(str(key.value), line) != line:
+                raise ValueError(f"{expected}. Got `{key.value}` twice, in lines {lines[key.value]} and {line}.")
+        settings = {str(key): value for key, value in loader.construct_document(node).items()}
+        return settings, {key: f"`{key}` in {path}, line {lines.get(key, 1)}," for key in settings}
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        place = "" if mark is None else f"In line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{expected}. {place}{problem or error}.") from error
+    finally:
+        loader.dispose()
+
+
+def parse_flags(words: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from `--learning-rate 1e-4 --packing --no-bf16 --peft.r=16`; values are YAML, a flag without one is true."""
+    settings: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"{word!r} must be a flag, or follow one as in `--learning-rate 1e-4`. It does neither.")
+        name, has_value, text = word[2:].partition("=")
+        key = name.replace("-", "_")
+        if not has_value and rest and not rest[0].startswith("--"):
+            has_value, text = "=", rest.pop(0)
+        if has_value:
+            try:
+                settings[key] = yaml.load(text, _Loader)
+            except yaml.YAMLError as error:
+                raise ValueError(f"`--{name}` must have a value that is YAML. Got {text!r}.") from error
+        elif key in known and bool not in kinds(known[key]):
+            raise ValueError(f"`--{name}` must have a value. Got none.")
+        elif key not in known and bool in kinds(known.get(key.removeprefix("no_"))):
+            settings[key.removeprefix("no_")] = False
+        else:
+            settings[key] = True
+    return settings
+
+
+def override(settings: Mapping[str, Any], places: Mapping[str, str], flags: Mapping[str, Any]) -> Any:
+    """Settings and their places with those of flags on top; `peft.r` is the `r` in `peft`."""
+    settings, places = dict(settings), dict(places)
+    for name, value in flags.items():
+        key, _, part = name.partition(".")
+        inside = settings.get(key)
+        settings[key] = {**(inside if isinstance(inside, dict) else {}), part: value} if part else value
+        places[name] = f"`--{name.replace('_', '-')}`"
+        places.setdefault(key, places[name])
+    return settings, places
+
+
+def typed(settings: Mapping[str, Any], known: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """Every setting as the type it has, or a `ValueError` for the first that is unknown or can't be that."""
+    for key in settings:
+        if key not in known:
+            near = did_you_mean(key, known) or "."
+            raise ValueError(f"{places[key]} is not a setting{near} See `sequencematch train --help`.")
+    return {key: _convert(value, kinds(known[key]), places[key]) for key, value in settings.items()}
+
+
+def kinds(annotation: Any) -> list[Any]:
+    """The types a value may have: those of a union, `list` for `list[str]`, `str` for words to choose from."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    found: list[Any] = []
+    for part in typing.get_args(annotation) if is_union else (annotation,):
+        if typing.get_origin(part) is typing.Literal:
+            found += [type(choice) for choice in typing.get_args(part)]
+        else:
+            found.append(typing.get_origin(part) or part)
+    return list(dict.fromkeys(found))
+
+
+def _convert(value: Any, wanted: Sequence[Any], place: str) -> Any:
+    """The value as what is wanted: `3` may be meant as 3.0, `1e3` as 1000, `"1e-4"` as a number, `yes` as true."""
+    if type(value) in wanted or Any in wanted:
+        return value
+    if bool in wanted and isinstance(value, str) and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
+    number = _number(value)
+    if number is not None and float in wanted:
+        return number
+    if number is not None and int in wanted and number.is_integer():
+        return int(number)
+    if number is not None and str in wanted:
+        return str(value)
+    expected = " or ".join(_NAMES[kind] for kind in wanted if kind in _NAMES)
+    raise ValueError(f"{place} must be {expected or 'left out'}. Got {'nothing' if value is None else repr(value)}.")
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,117 @@
+"""Numbers to watch, averaged over the steps between two log lines, and over processes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sequencematch.core.mdp import Trajectory
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One batch's contribution to a number: Σx, Σx² and how much they weigh; `kind` says how they are put together.
+
+    A "total" adds up over the batches of a step and is averaged over steps; a "mean" and a "std" are over all entries.
+    """
+
+    kind: str
+    moments: Float[Tensor, "3"]
+
+    @classmethod
+    def total(cls, value: Float[Tensor, ""]) -> "Signal":
+        """A share of something that the batches and processes of a step add up to."""
+        value = value.detach().float()
+        return cls("total", torch.stack([value, torch.zeros_like(value), torch.zeros_like(value)]))
+
+    @classmethod
+    def mean(cls, values: Float[Tensor, "entry"]) -> "Signal":
+        """The mean over entries."""
+        return cls("mean", _moments(values))
+
+    @classmethod
+    def std(cls, values: Float[Tensor, "entry"]) -> "Signal":
+        """The standard deviation over entries."""
+        return cls("std", _moments(values))
+
+    @classmethod
+    def setting(cls, value: float) -> "Signal":
+        """A number that is the same for all batches of a step."""
+        return cls.mean(torch.tensor([float(value)]))
+
+
+class Signals:
+    """What came in since the last log line. Its state is saved with a checkpoint, so that a resumed run logs the same."""
+
+    def __init__(self) -> None:
+        """Nothing yet; `steps` is for the caller to count."""
+        self.steps = 0
+        self._kind: dict[str, str] = {}
+        self._moments: dict[str, Float[Tensor, 3]] = {}
+
+    def add(self, signals: Mapping[str, Signal]) -> None:
+        """Take in a batch's contributions; they stay on their device, so that nothing waits for it."""
+        for name, signal in signals.items():
+            seen = self._moments.get(name)
+            self._kind[name] = signal.kind
+            self._moments[name] = signal.moments if seen is None else seen + signal.moments.to(seen.device)
+
+    def flush(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The numbers by name, after `reduce` has summed them over processes; and start anew."""
+        names, moments = self._reduced(reduce)
+        numbers = {
+            name: _combine(self._kind[name], *row, steps=self.steps) for name, row in zip(names, moments, strict=True)
+        }
+        self.steps, self._kind, self._moments = 0, {}, {}
+        return numbers
+
+    def _reduced(self, reduce: Callable[[Tensor], Tensor]) -> tuple[list[str], list[list[float]]]:
+        """Names in the same order in every process, and their moments over all of them."""
+        names = sorted(self._moments)
+        if not names:
+            return [], []
+        device = max((self._moments[name].device for name in names), key=lambda device: device.type != "cpu")
+        return names, reduce(torch.stack([self._moments[name].to(device) for name in names])).tolist()
+
+    def state_dict(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, object]:
+        """Everything, summed over processes by `reduce`, for JSON: float32 numbers survive it exactly."""
+        names, moments = self._reduced(reduce)
+        return {
+            "steps": self.steps,
+            "moments": {name: (self._kind[name], row) for name, row in zip(names, moments, strict=True)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, object], device: torch.device | str, share: float) -> None:
+        """Go on where `state_dict` was taken. One process takes all of it, `share=1`, and the others nothing, `share=0`."""
+        moments: Mapping[str, tuple[str, list[float]]] = state["moments"]  # type: ignore[assignment]
+        self.steps = int(state["steps"])  # type: ignore[call-overload]
+        self._kind = {name: kind for name, (kind, _) in moments.items()}
+        self._moments = {name: share * torch.tensor(numbers, device=device) for name, (_, numbers) in moments.items()}
+
+
+def describe(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Signal]:
+    """Tokens kept behind the prompt, the share of decisions that delete, and the share of trajectories that were cut."""
+    bkspc = trajectories[0].space.bkspc
+    prompts = [len(t.initial) + (t.policy_chosen.count(False) if any(t.policy_chosen) else 0) for t in trajectories]
+    kept = [len(t.final_state.tokens) - 1 - prompt for t, prompt in zip(trajectories, prompts, strict=True)]
+    deletes = [float(action == bkspc) for t in trajectories for action in t.executed]
+    return {
+        f"{name}/mean_length": Signal.mean(torch.tensor(kept, dtype=torch.float)),
+        f"{name}/backspace_rate": Signal.mean(torch.tensor(deletes)),
+        f"{name}/clipped_ratio": Signal.mean(torch.tensor([float(t.truncated) for t in trajectories])),
+    }
+
+
+def _moments(values: Tensor) -> Float[Tensor, "3"]:
+    values = values.detach().float()
+    return torch.stack([values.sum(), (values**2).sum(), values.new_tensor(len(values))])
+
+
+def _combine(kind: str, total: float, squares: float, weight: float, *, steps: int) -> float:
+    if kind == "total":
+        return total / max(steps, 1)
+    mean = total / weight if weight else math.nan
+    return mean if kind == "mean" else math.sqrt(max(squares / weight - mean**2, 0.0)) if weight else math.nan

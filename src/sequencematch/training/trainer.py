@@ -1,0 +1,325 @@
+"""Algorithm 1: `SequenceMatchTrainer`, a `transformers.Trainer` with the surface of TRL's."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
+
+from sequencematch.core.mdp import Trajectory
+from sequencematch.core.noise import model_noise
+from sequencematch.policy import Policy, storage
+from sequencematch.policy.sharding import whole_weights
+from sequencematch.training import checkpoints
+from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
+from sequencematch.training.card import model_card
+from sequencematch.training.collator import Collator, encode_batch
+from sequencematch.training.config import SequenceMatchConfig
+from sequencematch.training.examples import Example, ExampleStream, as_examples, reader
+from sequencematch.training.losses import Batch, Weights
+from sequencematch.training.on_policy import OnPolicy
+from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from sequencematch.training.signals import Signal, Signals, describe
+
+REPLAY, SIGNALS = "replay.safetensors", "signals.json"
+
+
+class SequenceMatchTrainer(Trainer):
+    """Fine-tune a causal language model with `<bkspc>`, or with one of the paper's baselines   (Alg. 1).
+
+    Datasets have the formats of TRL; see `examples.reader`. `rollouts` says where the policy's own trajectories come from:
+    by default it makes them itself between two steps.
+    """
+
+    args: SequenceMatchConfig
+    model: Policy
+
+    def __init__(
+        self,
+        model: Any,
+        args: SequenceMatchConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
+        peft_config: Any = None,
+        rollouts: RolloutSource | None = None,
+    ) -> None:
+        """As TRL's trainers: `model` is a name, a folder, a Hugging Face or PEFT model, or a `Policy`."""
+        args = SequenceMatchConfig() if args is None else args
+        self.identity = {"model": _name_of(model), **args.own_values()}
+        checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
+        tokenizer = processing_class or _tokenizer_of(model, args)
+        read = reader(
+            tokenizer,
+            model.space.eos if isinstance(model, Policy) else getattr(tokenizer, "eos_token_id", None),
+            max_length=args.max_length,
+            truncation=args.truncation,
+            needs_noise=args.noise_source == "tokens" and bool(args.noise_rate),
+        )
+        if train_dataset is None:
+            raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
+        examples = as_examples(train_dataset, read, "train_dataset")
+        if isinstance(eval_dataset, dict):
+            eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
+        elif eval_dataset is not None:
+            eval_dataset = as_examples(eval_dataset, read, "eval_dataset")
+        set_seed(args.seed)  # a new adapter and the offset head are drawn at random
+        policy = _as_policy(model, tokenizer, peft_config, args)
+        if args.max_length > policy.max_positions:
+            raise ValueError(
+                f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
+            )
+        if not args.mode.deletes:
+            policy.backspace.requires_grad_(False)  # nothing in the loss depends on it
+        self.collate = Collator(
+            policy.space,
+            args.max_length,
+            seed=args.seed,
+            noise_rate=args.noise_rate or 0.0,
+            noise_burst=args.noise_burst,
+            noise_excludes_right=args.noise_excludes_right,
+            scores_prompt=not _only_completions(args, examples.first),
+        )
+        self.signals, self.logged_at = Signals(), time.perf_counter()
+        self.progress = ProgressLines(bar=not args.disable_tqdm)
+        super().__init__(
+            model=policy,
+            args=args,
+            data_collator=self.collate,
+            train_dataset=examples,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the items of the whole step already
+        self.on_policy = OnPolicy(
+            args,
+            examples,
+            rollouts or InlineRollouts(),
+            self.accelerator,
+            scores_prompt=self.collate.scores_prompt,
+            show=lambda trajectories, step: self.progress.show(self.model, trajectories, step),
+        )
+        for default in (ProgressCallback, PrinterCallback):
+            self.remove_callback(default)
+        for own in (self.progress, StopAtNonFiniteGradients()):
+            self.add_callback(own)
+
+    def get_train_dataloader(self) -> Any:
+        """As in transformers, but it draws nothing from torch's global generator, which belongs to the model's dropout."""
+        loader = super().get_train_dataloader()
+        getattr(loader, "base_dataloader", loader).generator = torch.Generator().manual_seed(self.args.seed)
+        return loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Batch]], int]:
+        """The batches of one optimisation step with their rollouts, and N over all of them in all processes   (Alg. 1)."""
+        drawn = [next(epoch_iterator, None) for _ in range(num_batches)]
+        data = [self._data(batch) for batch in drawn if batch is not None]
+        counts = torch.tensor([sum(map(len, data)), sum(len(t) for batch in data for t in batch)], device=device)
+        everywhere = self.accelerator.gather(counts[None]).tolist()
+        num_data, num_items = map(sum, zip(*everywhere, strict=True))
+        if not data:
+            return [], num_items
+        self.signals.add(describe("data", [t for batch in data for t in batch]))
+        model: list[Trajectory] = []
+        if self.args.needs_rollouts and self.args.bc_weight(self.state.global_step) < 1:
+            # As many rollouts as data trajectories; every process takes its own part of the step's.
+            model, signals = self.on_policy.draw(num_data, self.state.global_step)
+            self.signals.add(signals)
+            model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
+        row_length = self.args.max_length if self.args.packing else None
+        batches = []
+        for batch in data:
+            own, model = model[: len(batch)], model[len(batch) :]
+            encoding = encode_batch([*batch, *own], row_length)
+            batches.append({"batch": Batch(encoding, len(batch), num_items, model_weight=1.0 if own else None)})
+        self.signals.steps += 1
+        return batches, num_items
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Batch], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This batch's share of the step's loss, times the number of processes, over which gradients are averaged."""
+        del num_items_in_batch  # the batch has it
+        args, step = self.args, self.state.global_step
+        weights = Weights(args.divergence_value, args.alpha, args.gamma, args.bc_weight(step), args.unlikelihood_weight)
+        loss, signals = args.mode.loss(model, inputs["batch"].to(args.device), weights)
+        if not bool(loss.isfinite()):
+            terms = {name: float(signal.moments[0]) for name, signal in signals.items() if signal.kind == "total"}
+            raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, args.output_dir)
+        self.signals.add({"loss": Signal.total(loss), **signals})
+        loss = loss * self.accelerator.num_processes
+        return (loss, None) if return_outputs else loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor, None, None]:
+        """The loss on held-out data without rollouts: that of behavioural cloning, or of the baseline."""
+        del prediction_loss_only, ignore_keys
+        data = self._data(inputs)
+        batch = Batch(encode_batch(data, None), len(data), sum(map(len, data))).to(self.args.device)
+        weights = Weights(self.args.divergence_value, self.args.alpha, self.args.gamma, bc_weight=1.0)
+        with torch.no_grad():
+            loss, _ = self.args.mode.loss(model, batch, weights)
+        return loss.detach(), None, None
+
+    def _data(self, batch: dict[str, Any]) -> list[Trajectory]:
+        """A batch's trajectories as collated; noise that is the model's own mistakes is put in here, where the model is."""
+        examples: list[Example] = batch["examples"]
+        if self.args.noise_source != "model" or not self.args.noise_rate:
+            return list(batch["trajectories"])
+        clean = [self.collate.clean(example) for example in examples]
+        encoding = encode_batch(clean, None).to(self.model.device)
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), self.accelerator.autocast(), whole_weights(self.model):
+            states = self.model.encoded_hidden_states(encoding).flatten(0, 1)
+            logits = [self.model.action_logits(states[v[: len(t)]]) for v, t in zip(encoding.visit, clean, strict=True)]
+        self.model.train(was_training)
+        noise = [model_noise(self.model.space, each, exclude_right=self.args.noise_excludes_right) for each in logits]
+        return [self.collate.trajectory(e, source) for e, source in zip(examples, noise, strict=True)]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """Train; `resume_from_checkpoint=True` goes on, exactly, from the latest checkpoint that is whole."""
+        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        found = checkpoints.begin(Path(self.args.output_dir), self.identity, resume)
+        self.signals, self.logged_at = Signals(), time.perf_counter()
+        if found is not None:
+            share = float(self.is_world_process_zero())
+            self.signals.load_state_dict(json.loads((found / SIGNALS).read_text()), self.args.device, share)
+        self.on_policy.start(self.model, None if found is None else found / REPLAY)
+        try:
+            return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
+        finally:
+            self.on_policy.source.stop()
+            self.progress.bar.stop()
+
+    def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
+        """Epochs and batches that are done. A stream's passes have no known length, but a checkpoint knows its place in them."""
+        checkpoint = arguments[3]
+        done = super()._init_training_state(*arguments)
+        if checkpoint is None or not isinstance(self.train_dataset, ExampleStream):
+            return done
+        saved = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+        epoch = int(saved["epoch"])
+        # Without a length, transformers counts an epoch as `max_steps` steps.
+        batches = (saved["epoch"] - epoch) * saved["max_steps"] * self.args.gradient_accumulation_steps
+        return epoch, round(batches)
+
+    def _run_epoch(self, *arguments: Any, epoch: int, **options: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:  # resumed when it was over: it would make one step more
+            self.control.should_training_stop = True
+            return
+        self.train_dataset.begin_epoch(epoch)
+        super()._run_epoch(*arguments, epoch=epoch, **options)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log with the signals of the steps since the last time; docs/metrics.md explains each."""
+        if "loss" in logs:
+            steps, now = self.signals.steps, time.perf_counter()
+            logs |= self.signals.flush(self._summed)
+            logs["step_seconds"], self.logged_at = (now - self.logged_at) / max(steps, 1), now
+        super().log(logs, start_time)
+
+    def _summed(self, moments: Tensor) -> Tensor:
+        return self.accelerator.reduce(moments, "sum")
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the policy, its tokenizer and a model card; called in every process, written by one."""
+        folder, weights = Path(output_dir or self.args.output_dir), storage.gathered_weights(self.model)
+        if not self.args.should_save:
+            return
+        storage.save_beside(self.model.model, self.processing_class, self.model.backspace, folder, weights)
+        card = model_card(self.args, _name_of(self.model), Path(self.args.output_dir).name, self.state.global_step)
+        (folder / "README.md").write_text(card)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """What transformers saves, the buffer and the signals, in a folder that gets its name when it is whole."""
+        del model
+        run = Path(self._get_output_dir(trial=trial))
+        folder = run / f"checkpoint-{self.state.global_step}"
+        unfinished = checkpoints.partial(folder)
+        if self.args.should_save:
+            checkpoints.discard_partial(run)
+            unfinished.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self.store_flos()
+        self.save_model(str(unfinished), _internal_call=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(str(unfinished))
+            self._save_scaler(str(unfinished))
+            self._save_rng_state(str(unfinished))
+        best = run / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == folder or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+        for part in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(part, ExportableState):
+                self.state.stateful_callbacks[type(part).__name__] = part.state()
+        signals = self.signals.state_dict(self._summed)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.on_policy.buffer.save(unfinished / REPLAY)
+            (unfinished / SIGNALS).write_text(json.dumps(signals) + "\n")
+            self.state.save_to_json(str(unfinished / "trainer_state.json"))
+            checkpoints.finish(folder)
+            kept = self.state.best_model_checkpoint
+            checkpoints.rotate(folder, self.args.save_total_limit, None if kept is None else Path(kept))
+        self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        del model
+        storage.restore(self.model.model, self.model.backspace, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def _only_completions(args: SequenceMatchConfig, first: Example) -> bool:
+    if args.completion_only_loss and first.is_text:
+        raise ValueError("`completion_only_loss` needs examples with prompts. Got plain text; leave it out.")
+    return not first.is_text if args.completion_only_loss is None else args.completion_only_loss
+
+
+def _as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:
+    options = dict(args.model_init_kwargs or {})
+    if options and not isinstance(model, str | os.PathLike):
+        raise ValueError(
+            "`model_init_kwargs` would be ignored: the model is loaded already. Pass its name, or leave them out."
+        )
+    if isinstance(model, Policy) and peft_config is None:
+        return model
+    if isinstance(model, str | os.PathLike):
+        options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
+    if options.get("quantization_config") is not None:
+        options.setdefault("device", args.device)  # 4-bit weights are made where they stay
+    source = model.model if isinstance(model, Policy) else model
+    return Policy.from_pretrained(source, tokenizer=tokenizer, peft_config=peft_config, **options)
+
+
+def _tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
+    """A policy's tokenizer, or the one that belongs to a name; None for a bare model."""
+    if isinstance(model, Policy):
+        return model.tokenizer
+    if not isinstance(model, str | os.PathLike):
+        return None
+    trusted = bool((args.model_init_kwargs or {}).get("trust_remote_code"))
+    return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trusted)
+
+
+def _name_of(model: Any) -> str:
+    if isinstance(model, str | os.PathLike):
+        return str(model)
+    return str(getattr(model.base if isinstance(model, Policy) else model, "name_or_path", ""))

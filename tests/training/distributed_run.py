@@ -1,0 +1,200 @@
+"""Short runs with eight examples a step, to be compared: in this process, or launched as a module in several.
+
+torchrun --nproc-per-node 2 -m tests.training.distributed_run fsdp FOLDER
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from sequencematch.policy import Policy, storage
+from sequencematch.training import SequenceMatchTrainer
+from tests.training import tiny_run
+
+#: Of many lengths, some with equal prompts. Sixteen, so that epochs end with a step: where one ends before every process has
+#: its full batch, accelerate fills up with the epoch's first examples, and several processes see other data than one.
+WORDS: tuple[str, ...] = (
+    *("a", "sunflower", "stream", "moon", "cat", "sun", "river", "grass"),
+    *("straw", "mountain", "cloud", "be", "apple", "streetcar", "dog", "house"),
+)
+STEPS, TIMEOUT_S = 3, 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train: settings of the trainer, and of the model."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    exact: bool = False
+    tied: bool = False
+
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "sequencematch": Case(),
+        "sequencematch, packed": Case({"packing": True}),
+        "sequencematch, float64": Case(exact=True),
+        "bc": Case({"objective": "bc"}),
+        "bc, packed": Case({"objective": "bc", "packing": True}),
+        "mle": Case({"objective": "mle", "noise_rate": None}),
+        "mle, packed": Case({"objective": "mle", "noise_rate": None, "packing": True}),
+        "one rollout at a time": Case({"generation_batch_size": 1, "bc_steps": 1, "bc_anneal_steps": 2}),
+        "noise of the model": Case({"objective": "bc", "noise_source": "model"}),
+        "gradients clipped": Case({"objective": "bc", "max_grad_norm": 1.0}),
+        "weights tied, saved": Case(
+            {"save_strategy": "steps", "save_steps": STEPS, "save_only_model": True}, tied=True
+        ),
+    }
+)
+
+
+#: The cases that are run in every layout; for the others one is enough.
+MAIN = ("sequencematch", "sequencematch, packed", "bc", "bc, packed", "mle", "mle, packed")
+#: What two processes run: a case, and a layout, which is (batch of a process, batches accumulated).
+RUNS = tuple((case, layout) for case in CASES for layout in ((4, 1), (2, 2)) if layout == (2, 2) or case in MAIN)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run logged at each step, the weights it ended with, the rollouts it made, and how its model was spread."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    weights: dict[str, Tensor]
+    rollouts: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    wrapper: str
+    processes: int
+    is_sharded: bool
+
+
+class WithoutFactor(SequenceMatchTrainer):
+    """Forgets that gradients are averaged over processes."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        return super().compute_loss(*arguments, **options) / self.accelerator.num_processes
+
+
+def rows(words: Sequence[str]) -> list[dict[str, str]]:
+    """The first third of a word is the prompt."""
+    cuts = [(len(word) + 2) // 3 for word in words]
+    return [{"prompt": word[:cut], "completion": word[cut:]} for word, cut in zip(words, cuts, strict=True)]
+
+
+def policy(case: Case) -> Policy:
+    """A fresh one that often deletes and often ends, so that rollouts are of many lengths; its offset isn't zero."""
+    made = tiny_run.policy(exact=case.exact, initializer_range=0.5, tie_word_embeddings=case.tied)
+    with torch.no_grad():
+        made.backspace.row.copy_(2 * made.unembedding().weight[8])
+        made.unembedding().weight[made.space.eos] *= 1.5
+        torch.nn.init.normal_(made.backspace.offset_out.weight, std=0.5)
+    return made
+
+
+def shard(made: Policy) -> None:
+    """FSDP2: every layer by itself, and with the policy what is left."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for layer in made.base.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(made, mesh=mesh)
+
+
+def run(
+    folder: Path,
+    case: str,
+    layout: tuple[int, int],
+    *,
+    sharded: bool = False,
+    trainer_class: type[SequenceMatchTrainer] = SequenceMatchTrainer,
+    words: Sequence[str] = WORDS,
+    **changes: Any,
+) -> Result:
+    """A few steps of plain gradient descent, whose updates are as exact as gradients are; then save.
+
+    Rollouts take part from the first step on, and are made three at a time.
+    """
+    made = policy(CASES[case])
+    if sharded:
+        shard(made)
+    settings: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": layout[0],
+        "gradient_accumulation_steps": layout[1],
+        "optim": "sgd",
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "noise_rate": 0.3,
+        "generation_batch_size": 3,
+        "replay_reuse": 2.0,
+        "alpha": 0.1,
+        "gamma": 0.9,
+        "ddp_timeout": TIMEOUT_S,
+        **CASES[case].settings,
+        **changes,
+    }
+    trainer = trainer_class(model=made, args=tiny_run.config(folder, **settings), train_dataset=rows(words))
+    trainer.train()
+    trainer.save_model()
+    steps = [line for line in trainer.state.log_history if "loss" in line]
+    return Result(
+        losses=[step["loss"] for step in steps],
+        grad_norms=[float(step["grad_norm"]) for step in steps],
+        weights=storage.gathered_weights(made) or made.state_dict(),
+        rollouts=[(r.trajectory.initial, r.trajectory.chosen) for r in trainer.on_policy.buffer.rollouts],
+        wrapper=type(trainer.model_wrapped).__name__,
+        processes=trainer.accelerator.num_processes,
+        is_sharded=all(isinstance(parameter, DTensor) for parameter in made.parameters()),
+    )
+
+
+def run_name(case: str, layout: tuple[int, int]) -> str:
+    return "{}, {}x{}".format(case, *layout)
+
+
+def refusal_to_roll_out() -> str:
+    """What a sharded policy says when it is rolled out as it is."""
+    made = policy(CASES["sequencematch"])
+    shard(made)
+    try:
+        made.generate([[4, 5]], max_new_tokens=2, seed=0)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def main(how: str, folder: Path) -> None:
+    """All cases one after another in each process that was launched; the first writes the results down."""
+    torch.set_num_threads(1)
+    sharded = how == "fsdp"
+    if sharded:
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    results: dict[str, Result] = {}
+    for case, layout in RUNS:
+        name = run_name(case, layout)
+        results[name] = run(folder / name, case, layout, sharded=sharded)
+    results["epoch ends inside a step"] = run(
+        folder / "epoch", "sequencematch", (2, 2), sharded=sharded, words=WORDS[:12]
+    )
+    results["without the factor"] = run(
+        folder / "factor", "bc", (4, 1), sharded=sharded, trainer_class=WithoutFactor, max_steps=1
+    )
+    refusal = refusal_to_roll_out() if sharded else ""
+    if torch.distributed.get_rank() == 0:
+        found = {"results": {name: asdict(result) for name, result in results.items()}, "refusal": refusal}
+        torch.save(found, folder / "found.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

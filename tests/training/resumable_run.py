@@ -1,0 +1,244 @@
+"""A short run in which everything random takes part, recorded step by step; it can stop inside a checkpoint to be killed."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import TrainerCallback
+
+from sequencematch.core.mdp import Trajectory
+from sequencematch.policy import storage
+from sequencematch.training import SequenceMatchTrainer, checkpoints
+from tests.training import tiny_run
+
+#: 19 rows in batches of 3, two to a step: 4 steps an epoch, the last of one batch with one row. So checkpoint 28 is at the
+#: end of an epoch, and 7, 14, 21, 35 and the last one are inside.
+STEPS = 38
+ROWS = [{"text": f"{a} {b}"} for a, b in zip(tiny_run.WORDS * 2, tiny_run.WORDS[5:] * 3, strict=False)][:19]
+SETTINGS: Mapping[str, Any] = {
+    "objective": "sequencematch",
+    "noise_rate": 0.2,
+    "bc_steps": 9,
+    "bc_anneal_steps": 12,
+    "replay_size": 15,
+    "replay_reuse": 2.5,
+    "generation_batch_size": 8,
+    "max_completion_length": 6,
+    "max_prompt_length": 4,
+    "max_length": 16,
+    "max_steps": STEPS,
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "inverse_sqrt",  # never zero: a step too many shows
+    "warmup_steps": 5,
+    "save_strategy": "steps",
+    "save_steps": 7,
+    "save_total_limit": 2,
+    "logging_steps": 3,
+    "eval_strategy": "steps",
+    "eval_steps": 10,
+}
+
+
+def run_folder(folder: Path) -> Path:
+    """Where the checkpoints are."""
+    return folder / "run"
+
+
+class RecordedTrainer(SequenceMatchTrainer):
+    """Keeps the losses of a step, and what was drawn for it."""
+
+    record: dict[str, Any]
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """The loss, noted to the last bit."""
+        loss = super().compute_loss(*arguments, **options)
+        self.record.setdefault("losses", []).append(float(loss.detach()).hex())
+        return loss
+
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        """The batches, with an empty record."""
+        self.record = {}
+        return super().get_batch_samples(*arguments)
+
+    def _data(self, batch: dict[str, Any]) -> list[Trajectory]:
+        found = super()._data(batch)
+        self.record.setdefault("data", []).append(_digest(found))
+        return found
+
+
+class Recorder(TrainerCallback):
+    """Writes a line a step, at once."""
+
+    def __init__(self, path: Path, records: list[dict[str, Any]]) -> None:
+        """`records` gets the same."""
+        self.path, self.records = path, records
+        self.trainer: RecordedTrainer | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """The step's losses, data with its noise, the rollouts there are to draw from, and torch's random state."""
+        assert self.trainer is not None
+        rollouts = [experience.trajectory for experience in self.trainer.on_policy.buffer.rollouts]
+        random_state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
+        record = {
+            "step": state.global_step,
+            **self.trainer.record,
+            "rollouts": _digest(rollouts),
+            "random": random_state,
+        }
+        self.records.append(record)
+        self.trainer.record = {}  # what evaluation looks at is no part of it
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def trainer(
+    folder: Path, record: Path, dataset: Any = None, peft_config: Any = None, **changes: Any
+) -> tuple[RecordedTrainer, list[dict[str, Any]]]:
+    """A fresh trainer in a folder, and the list that its steps are recorded in."""
+    records: list[dict[str, Any]] = []
+    recorder = Recorder(record, records)
+    made = RecordedTrainer(
+        model=tiny_run.policy(attention_dropout=0.2),
+        args=tiny_run.config(folder, **{**SETTINGS, "output_dir": str(run_folder(folder)), **changes}),
+        train_dataset=ROWS if dataset is None else dataset,
+        eval_dataset=ROWS[:5],
+        callbacks=[recorder],
+        peft_config=peft_config,
+    )
+    recorder.trainer = made
+    return made, records
+
+
+def outcome(trained: SequenceMatchTrainer, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Everything a run ends with, for comparing."""
+    buffer = trained.on_policy.buffer
+    return {
+        "steps": list(records),
+        "parameters": {name: tensor.detach().clone() for name, tensor in trained.model.state_dict().items()},
+        "optimizer": trained.optimizer.state_dict(),
+        "buffer": (buffer.made, buffer.drawn, [(e.version, _numbers(e.trajectory)) for e in buffer.rollouts]),
+        "log": trained.state.log_history,
+    }
+
+
+def run(folder: Path, record: Path, *, resume: bool = False, stop: tuple[str, int] | None = None) -> None:
+    """Train to the end, on one thread, and leave the outcome in the folder; `stop` names a stage of `STAGES` and a step."""
+    torch.set_num_threads(1)
+    with record.with_suffix(".txt").open("w") as text, contextlib.redirect_stderr(text):
+        made, records = trainer(folder, record)
+        if stop is not None:
+            STAGES[stop[0]](stop[1], lambda: _wait_to_be_killed(folder))
+        try:
+            made.train(resume_from_checkpoint=resume)
+        except ValueError as error:
+            if "needs a whole checkpoint" not in str(error):
+                raise
+            made.train()  # killed before there was one
+        if stop is not None and stop[0] == "end":
+            _wait_to_be_killed(folder)
+        torch.save(outcome(made, records), folder / "outcome.pt")
+
+
+def _inside_the_weights(step: int, wait: Callable[[], None]) -> None:
+    """The model's weights are there, those of the row are not."""
+
+    def wait_to_save(tensors: dict[str, Tensor], path: Path, **options: Any) -> None:
+        if _partial(step) in path.parts:
+            wait()
+        save_file(tensors, path, **options)
+
+    patch.object(storage, "save_file", wait_to_save).start()
+
+
+def _inside_the_optimizer(step: int, wait: Callable[[], None]) -> None:
+    """Half of its file is written."""
+    save = torch.save
+
+    def save_half(state: Any, path: Any, *arguments: Any, **options: Any) -> None:
+        save(state, path, *arguments, **options)
+        if Path(path).parts[-2:] == (_partial(step), "optimizer.pt"):
+            os.truncate(path, os.path.getsize(path) // 2)
+            wait()
+
+    patch.object(torch, "save", save_half).start()
+
+
+def _inside_the_manifest(step: int, wait: Callable[[], None]) -> None:
+    """Half of it is written."""
+    write = Path.write_text
+
+    def write_half(path: Path, text: str, *arguments: Any) -> int:
+        if path.parts[-2:] != (_partial(step), checkpoints.MANIFEST):
+            return write(path, text, *arguments)
+        written = write(path, text[: len(text) // 2])
+        wait()
+        return written
+
+    patch.object(Path, "write_text", write_half).start()
+
+
+def _before_the_name(step: int, wait: Callable[[], None]) -> None:
+    """All is written, and still called partial."""
+    rename = Path.rename
+
+    def wait_to_rename(path: Path, target: Path) -> Path:
+        if path.name == _partial(step):
+            wait()
+        return rename(path, target)
+
+    patch.object(Path, "rename", wait_to_rename).start()
+
+
+def _inside_the_removal(step: int, wait: Callable[[], None]) -> None:
+    """Half the files of that checkpoint are gone: it makes room for a later one."""
+    remove = shutil.rmtree
+
+    def remove_half(path: Any, *arguments: Any, **options: Any) -> None:
+        if Path(path).name != f"checkpoint-{step}":
+            return remove(path, *arguments, **options)
+        for file in sorted(Path(path).iterdir())[::2]:
+            file.unlink()
+        return wait()
+
+    patch.object(shutil, "rmtree", remove_half).start()
+
+
+#: Where a run can be told to stop and wait for its end, as functions of the checkpoint's step.
+STAGES: Mapping[str, Callable[[int, Callable[[], None]], None]] = {
+    "weights": _inside_the_weights,
+    "optimizer": _inside_the_optimizer,
+    "manifest": _inside_the_manifest,
+    "name": _before_the_name,
+    "removal": _inside_the_removal,
+    "end": lambda step, wait: None,  # noqa: ARG005  (after the last checkpoint)
+}
+
+
+def _partial(step: int) -> str:
+    return checkpoints.partial(Path(f"checkpoint-{step}")).name
+
+
+def _wait_to_be_killed(folder: Path) -> None:
+    (folder / "stopped").touch()
+    time.sleep(300)
+    raise SystemExit("Nobody came.")
+
+
+def _numbers(trajectory: Trajectory) -> tuple[Any, ...]:
+    return trajectory.initial, trajectory.chosen, trajectory.executed, trajectory.policy_chosen, trajectory.floor
+
+
+def _digest(trajectories: Sequence[Trajectory]) -> str:
+    return hashlib.sha256(repr([_numbers(trajectory) for trajectory in trajectories]).encode()).hexdigest()[:16]

@@ -1,0 +1,193 @@
+"""However a step's examples are spread over batches and processes, the loss and the update are the same.
+
+Two processes run on the CPU over gloo: replicated by DDP, as `accelerate launch` does it, and sharded by FSDP2. (`accelerate
+launch` with an FSDP configuration silently runs DDP on a CPU.)
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sequencematch.policy import Policy
+from sequencematch.training import SequenceMatchTrainer
+from tests.training.distributed_run import CASES, MAIN, RUNS, STEPS, WORDS, Result, policy, run, run_name
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240
+#: How far two runs may be apart, in units of their dtype's rounding: a step's loss is a sum of about a hundred terms in
+#: another order, and weights are of order one, rounded at every step. Seen were at most 3 and 2.
+LOSS_EPS, WEIGHT_EPS = 8, 8
+#: Gradients after the first step are taken at weights that differ in their last digit already. Seen were at most 26.
+NORM_EPS = 128
+LAUNCHERS = {
+    # With --cpu accelerate leaves it to MPI to start processes, and so starts one; --multi_gpu is torchrun.
+    "ddp": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 "
+    "--mixed_precision no --dynamo_backend no",
+    "fsdp": "torch.distributed.run --standalone --nproc-per-node 2",
+}
+
+Reference = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What two processes found, and where they saved it."""
+
+    how: str
+    folder: Path
+    results: dict[str, Result]
+    refusal: str
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Runs in this process, each once."""
+
+    @cache
+    def remembered(case: str, layout: tuple[int, int] = (8, 1), **changes: Any) -> Result:
+        return run(tmp_path_factory.mktemp("alone"), case, layout, **changes)
+
+    return remembered
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """All cases in two processes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    command = [sys.executable, "-m", *LAUNCHERS[request.param].split(), "-m", "tests.training.distributed_run"]
+    own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hf")}
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            [*command, request.param, str(folder)],
+            cwd=ROOT,
+            env=os.environ | own,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # the launcher ends those it started
+            status = process.wait(60)
+    assert status == 0, (folder / "log.txt").read_text()[-10_000:]
+    found = torch.load(folder / "found.pt", weights_only=True)
+    results = {name: Result(**values) for name, values in found["results"].items()}
+    return Launched(request.param, folder, results, found["refusal"])
+
+
+def check_same(result: Result, expected: Result) -> None:
+    """Equal losses and gradient norms at every step, equal rollouts, and in the end equal weights, up to rounding."""
+    eps = torch.finfo(torch.float32).eps
+    assert result.rollouts == expected.rollouts
+    assert result.losses == pytest.approx(expected.losses, rel=LOSS_EPS * eps)
+    assert result.grad_norms == pytest.approx(expected.grad_norms, rel=NORM_EPS * eps)
+    assert result.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        difference = (result.weights[name] - weight).abs().max()
+        assert difference <= WEIGHT_EPS * torch.finfo(weight.dtype).eps, name
+
+
+def update(result: Result, case: str) -> torch.Tensor:
+    before = policy(CASES[case]).state_dict()
+    return torch.cat([(after - before[name]).flatten() for name, after in result.weights.items()])
+
+
+def test_the_runs_that_are_compared_delete_end_early_and_change_the_weights(alone: Reference) -> None:
+    result = alone("sequencematch")
+    space = policy(CASES["sequencematch"]).space
+    assert len(result.losses) == STEPS
+    assert len({len(prompt) for prompt, _ in result.rollouts}) > 1
+    assert len({len(actions) for _, actions in result.rollouts}) > 2
+    assert any(space.bkspc in actions for _, actions in result.rollouts)
+    assert update(result, "sequencematch").abs().max() > 1e-3
+    assert result.losses != pytest.approx(alone("bc").losses, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(case, layout, id=run_name(case, layout))
+        for case in CASES
+        for layout in [(1, 8), (2, 4), (4, 2)]
+        if layout == (2, 4) or case in MAIN
+    ],
+)
+def test_accumulated_small_batches_give_the_update_of_one_large_batch(
+    alone: Reference, case: str, layout: tuple[int, int]
+) -> None:
+    check_same(alone(case, layout), alone(case))
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_batches(alone: Reference) -> None:
+    check_same(alone("sequencematch", (2, 4), words=WORDS[:12]), alone("sequencematch", words=WORDS[:12]))
+
+
+@pytest.mark.parametrize("objective", ["sequencematch", "bc", "mle"])
+def test_packing_changes_no_update(alone: Reference, objective: str) -> None:
+    check_same(alone(f"{objective}, packed"), alone(objective))
+
+
+def test_dividing_each_batch_by_its_own_count_gives_another_update(alone: Reference) -> None:
+    class OwnCounts(SequenceMatchTrainer):
+        """A mean of means: the average over batches of each batch's loss per decision."""
+
+        def get_batch_samples(self, *arguments: Any) -> Any:
+            batches, num_items = super().get_batch_samples(*arguments)
+            counts = [int(b["batch"].encoding.length[: b["batch"].num_data].sum()) for b in batches]
+            own = [replace(b["batch"], num_items=n * len(batches)) for b, n in zip(batches, counts, strict=True)]
+            assert sum(counts) == num_items
+            return [{"batch": batch} for batch in own], num_items
+
+    with pytest.raises(AssertionError):
+        check_same(alone("bc", (2, 4), trainer_class=OwnCounts), alone("bc"))
+    wrong, right = (update(result, "bc") for result in (alone("bc", (2, 4), trainer_class=OwnCounts), alone("bc")))
+    assert (wrong - right).norm() > 0.01 * right.norm()
+    check_same(alone("bc", (8, 1), trainer_class=OwnCounts), alone("bc"))
+
+
+@pytest.mark.parametrize(("case", "layout"), [pytest.param(*each, id=run_name(*each)) for each in RUNS])
+def test_two_processes_give_the_losses_and_the_weights_of_one(
+    launched: Launched, alone: Reference, case: str, layout: tuple[int, int]
+) -> None:
+    check_same(launched.results[run_name(case, layout)], alone(case))
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_batches_in_each_process(launched: Launched, alone: Reference) -> None:
+    check_same(launched.results["epoch ends inside a step"], alone("sequencematch", words=WORDS[:12]))
+
+
+def test_models_are_spread_over_two_processes_as_they_are_said_to_be(launched: Launched) -> None:
+    is_sharded = launched.how == "fsdp"
+    for result in launched.results.values():
+        assert result.processes == 2
+        assert result.is_sharded == is_sharded
+        assert result.wrapper == ("FSDPPolicy" if is_sharded else "DistributedDataParallel")
+
+
+def test_without_the_factor_for_processes_the_update_is_half(launched: Launched, alone: Reference) -> None:
+    halved, whole = update(launched.results["without the factor"], "bc"), update(alone("bc", max_steps=1), "bc")
+    torch.testing.assert_close(2 * halved, whole, rtol=0, atol=WEIGHT_EPS * torch.finfo(torch.float32).eps)
+    assert whole.abs().max() > 1e-3
+
+
+def test_a_policy_trained_in_two_processes_is_saved_whole(launched: Launched) -> None:
+    for name, folder in {"sequencematch, 4x1": "run", "weights tied, saved, 2x2": f"run/checkpoint-{STEPS}"}.items():
+        loaded = Policy.from_pretrained(launched.folder / name / folder).state_dict()
+        expected = launched.results[name].weights
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[key], weight) for key, weight in expected.items())
+
+
+@pytest.mark.parametrize("launched", ["fsdp"], indirect=True)
+def test_a_sharded_policy_has_to_be_gathered_to_be_rolled_out(launched: Launched) -> None:
+    assert "got mixed torch.Tensor and DTensor" in launched.refusal

@@ -1,0 +1,471 @@
+import json
+import logging
+import multiprocessing
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import Trainer
+
+from sequencematch.training import checkpoints
+from sequencematch.training.examples import Examples
+from sequencematch.training.replay import ReplayBuffer
+from sequencematch.training.signals import Signals
+from tests.training import resumable_run
+from tests.training.resumable_run import ROWS, STEPS, run_folder
+
+SEED = 7
+#: Of the clock, or of one call of `train` and not of the run, as transformers has it.
+NOT_OF_THE_RUN = ("step_seconds", "rollouts/seconds", "_runtime", "_per_second", "train_loss")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A moment: inside a stage of the writing of a step's checkpoint, or so long after a step."""
+
+    step: int
+    stage: str | None = None
+    delay_s: float = 0.0
+
+
+def random_kills(seed: int, count: int) -> list[Kill]:
+    """One in each part of the run, but for its last steps, which may be over by the time they are seen."""
+    generator, part = random.Random(seed), (STEPS - 8) // count
+    return [Kill(n * part + generator.randrange(part), delay_s=generator.uniform(0, 0.05)) for n in range(count)]
+
+
+#: Name → kills, one after the other, the run resumed in between.
+CASES: dict[str, list[Kill]] = {
+    **{f"random_{n}": [kill] for n, kill in enumerate(random_kills(SEED, 10))},
+    "again_and_again": [Kill(5), Kill(16, delay_s=0.01), Kill(21, "optimizer"), Kill(30)],
+    "writing_the_first_optimizer": [Kill(7, "optimizer")],
+    "naming_the_first": [Kill(7, "name")],
+    "writing_weights": [Kill(14, "weights")],
+    "writing_the_optimizer_inside_an_epoch": [Kill(35, "optimizer")],
+    "writing_the_manifest": [Kill(21, "manifest")],
+    "naming_at_the_end_of_an_epoch": [Kill(28, "name")],
+    "removing_an_old_one": [Kill(14, "removal")],
+    "after_the_last_checkpoint": [Kill(STEPS, "end")],
+}
+
+
+def assert_same(ours: Mapping[str, Any], reference: Mapping[str, Any], *, after: int = 0) -> None:
+    """All that a run did from a step on, and all that it ended with, to the last bit."""
+    assert ours["steps"] == reference["steps"][after:], "steps differ"
+    assert ours["buffer"] == reference["buffer"], "buffers differ"
+    assert ours["parameters"].keys() == reference["parameters"].keys()
+    for name, tensor in reference["parameters"].items():
+        assert torch.equal(ours["parameters"][name], tensor), f"parameters differ: {name}"
+    assert_equal_states(ours["optimizer"], reference["optimizer"])
+    assert [of_the_run(line) for line in ours["log"]] == [of_the_run(line) for line in reference["log"]], "logs differ"
+
+
+def assert_equal_states(ours: Any, reference: Any) -> None:
+    """The optimizer's nested state."""
+    if isinstance(reference, dict):
+        assert ours.keys() == reference.keys(), "optimizers differ"
+        for key, value in reference.items():
+            assert_equal_states(ours[key], value)
+    elif isinstance(reference, torch.Tensor):
+        assert torch.equal(ours, reference), "optimizers differ"
+    else:
+        assert ours == reference, "optimizers differ"
+
+
+def of_the_run(line: Mapping[str, float]) -> dict[str, float]:
+    """A log line without what is different each time."""
+    return {name: value for name, value in line.items() if not name.endswith(NOT_OF_THE_RUN)}
+
+
+def names(folder: Path) -> tuple[list[str], list[str]]:
+    """Checkpoints, and those being written."""
+    run = run_folder(folder)
+    return sorted(path.name for path in run.glob("checkpoint-*")), sorted(p.name for p in run.glob(".checkpoint-*"))
+
+
+def start(context: Any, folder: Path, record: Path, **options: Any) -> Any:
+    process = context.Process(target=resumable_run.run, args=(folder, record), kwargs=options)
+    process.start()
+    return process
+
+
+def finish(process: Any, folder: Path, record: Path) -> dict[str, Any]:
+    """Wait for a run's end, and read what it left."""
+    process.join()
+    assert process.exitcode == 0, record.with_suffix(".txt").read_text()
+    return torch.load(folder / "outcome.pt", weights_only=False)
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    """The steps of a process, as far as it has come."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def kill(process: Any, folder: Path, record: Path, when: Kill) -> int:
+    """SIGKILL at that moment. The last step that the process had done."""
+
+    def step() -> int:
+        return max((line["step"] for line in recorded(record)), default=0)
+
+    def is_time() -> bool:
+        if when.stage is not None:
+            return (folder / "stopped").exists()
+        return (run_folder(folder) / checkpoints.RUN).exists() and step() >= when.step
+
+    while not is_time():
+        assert process.is_alive(), record.with_suffix(".txt").read_text()
+        time.sleep(0.002)
+    time.sleep(when.delay_s)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, f"the run ended before it was killed: {when}"
+    (folder / "stopped").unlink(missing_ok=True)
+    return step()
+
+
+@dataclass(frozen=True)
+class Life:
+    """A run that was killed and resumed: where, what was found then, a copy of that, where it went on, how it ended."""
+
+    folder: Path
+    story: list[str]
+    found: tuple[list[str], list[str]]
+    killed: Path
+    resumed_after: int
+    outcome: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+def live(folder: Path, kills: list[Kill]) -> Life:
+    """Start, be killed, go on, …, end; every process is a new one."""
+    context = multiprocessing.get_context("forkserver")
+    story, killed = [], folder.with_name(f"{folder.name}-killed")
+    for number, when in enumerate(kills):
+        record = folder / f"steps-{number}.jsonl"
+        stop = None if when.stage is None else (when.stage, when.step)
+        process = start(context, folder, record, resume=number > 0, stop=stop)
+        step = kill(process, folder, record, when)
+        found = names(folder)
+        story.append(f"{when}: killed after step {step}; checkpoints {found[0]}, being written {found[1]}")
+    shutil.copytree(folder, killed)
+    last = folder / "steps-last.jsonl"
+    outcome = finish(start(context, folder, last, resume=True), folder, last)
+    records = [line for path in folder.glob("*.jsonl") for line in recorded(path)]
+    return Life(folder, story, found, killed, STEPS - len(outcome["steps"]), outcome, records)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """The run that is never interrupted, in an interpreter of its own, and all that are killed; two at a time."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ["reference", *CASES]}
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.training.resumable_run"])
+
+    def reference() -> dict[str, Any]:
+        folder = folders["reference"]
+        record = folder / "steps.jsonl"
+        return finish(start(multiprocessing.get_context("spawn"), folder, record), folder, record)
+
+    pool = ThreadPoolExecutor(2)
+    yield {
+        "reference": pool.submit(reference),
+        **{name: pool.submit(live, folders[name], kills) for name, kills in CASES.items()},
+    }
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def reference(runs: dict[str, Future[Any]]) -> dict[str, Any]:
+    return runs["reference"].result()
+
+
+@pytest.fixture
+def interrupted(runs: dict[str, Future[Any]], tmp_path: Path) -> Path:
+    """A folder of a killed run, with the checkpoints 21 and 28."""
+    folder = tmp_path / "interrupted"
+    shutil.copytree(runs["writing_the_optimizer_inside_an_epoch"].result().killed, folder)
+    assert names(folder)[0] == ["checkpoint-21", "checkpoint-28"]
+    return folder
+
+
+def resumed(folder: Path, resume: Any = True, **changes: Any) -> dict[str, Any]:
+    """What a run ends with that goes on in this process."""
+    trainer, records = resumable_run.trainer(folder, folder / "resumed.jsonl", **changes)
+    trainer.train(resume_from_checkpoint=resume)
+    return resumable_run.outcome(trainer, records)
+
+
+def test_the_run_has_both_phases_and_dropout_and_fills_its_buffer(reference: dict[str, Any]) -> None:
+    assert [record["step"] for record in reference["steps"]] == list(range(1, STEPS + 1))
+    lines = {line["step"]: line for line in reference["log"] if "bc_weight" in line}
+    assert lines[9]["bc_weight"] == 1
+    assert 0.2 <= lines[36]["bc_weight"] < 0.21
+    made, drawn, rollouts = reference["buffer"]
+    assert drawn > made > len(rollouts) == 15
+    assert len({record["random"] for record in reference["steps"]}) == STEPS  # torch's own generator is used in each
+    assert 0 < lines[36]["data/backspace_rate"] < 0.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_is_killed_and_resumed_equals_one_that_is_not(
+    name: str, runs: dict[str, Future[Any]], reference: dict[str, Any]
+) -> None:
+    life: Life = runs[name].result()
+    print(f"seed {SEED}", *life.story, f"resumed after step {life.resumed_after}", sep="\n")
+    assert_same(life.outcome, reference, after=life.resumed_after)
+    for record in life.records:
+        assert record == reference["steps"][record["step"] - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "resumed_after"),
+    [
+        ("writing_the_first_optimizer", ([], [".checkpoint-7.partial"]), 0),
+        ("naming_the_first", ([], [".checkpoint-7.partial"]), 0),
+        ("writing_weights", (["checkpoint-7"], [".checkpoint-14.partial"]), 7),
+        ("writing_the_manifest", (["checkpoint-14", "checkpoint-7"], [".checkpoint-21.partial"]), 14),
+        ("naming_at_the_end_of_an_epoch", (["checkpoint-14", "checkpoint-21"], [".checkpoint-28.partial"]), 21),
+        ("removing_an_old_one", (["checkpoint-14", "checkpoint-21", "checkpoint-28"], []), 28),
+        ("after_the_last_checkpoint", (["checkpoint-35", "checkpoint-38"], []), 38),
+    ],
+)
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_ones_before_it(
+    name: str, found: tuple[list[str], list[str]], resumed_after: int, runs: dict[str, Future[Any]]
+) -> None:
+    life: Life = runs[name].result()
+    assert life.found == found
+    assert life.resumed_after == resumed_after
+    assert names(life.folder) == (["checkpoint-35", "checkpoint-38"], [])
+
+
+def test_a_run_that_was_finished_is_not_trained_further_when_resumed(
+    runs: dict[str, Future[Any]], reference: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(runs["after_the_last_checkpoint"].result().killed, tmp_path / "finished")
+    assert_same(resumed(folder), reference, after=STEPS)
+    assert names(folder)[0] == ["checkpoint-35", "checkpoint-38"]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+#: What is done to a file of a checkpoint, and what is said of it.
+DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "cut_optimizer": ("optimizer.pt", truncate, r"damaged: optimizer\.pt should have \d+ bytes and has \d+"),
+    "cut_weights": ("model.safetensors", truncate, r"damaged: model\.safetensors should have \d+ bytes and has \d+"),
+    "no_buffer": ("replay.safetensors", Path.unlink, r"damaged: replay\.safetensors is missing"),
+    "flipped_scheduler": ("scheduler.pt", flip, r"damaged: scheduler\.pt does not have the content that was written"),
+    "cut_manifest": ("checkpoint.json", truncate, r"damaged: checkpoint\.json can't be read"),
+    "no_manifest": ("checkpoint.json", Path.unlink, r"not a whole checkpoint: checkpoint\.json is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_is_used_and_the_damaged_one_named(
+    damage: str, interrupted: Path, reference: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, spoil, problem = DAMAGES[damage]
+    spoil(run_folder(interrupted) / "checkpoint-28" / file)
+    with caplog.at_level(logging.WARNING, logger=checkpoints.logger.name):
+        outcome = resumed(interrupted)
+    (message,) = [each.getMessage() for each in caplog.records if each.name == checkpoints.logger.name]
+    assert re.search(rf"checkpoint-28 is {problem}\. Going on from checkpoint-21 instead\.$", message)
+    assert_same(outcome, reference, after=21)
+    checkpoints.check(run_folder(interrupted) / "checkpoint-35")
+
+
+def test_a_damaged_checkpoint_is_replaced_once_its_step_is_reached(interrupted: Path) -> None:
+    truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
+    resumed(interrupted, max_steps=30)
+    checkpoints.check(run_folder(interrupted) / "checkpoint-28")
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(interrupted: Path) -> None:
+    folder = run_folder(interrupted) / "checkpoint-28"
+    truncate(folder / "optimizer.pt")
+    with pytest.raises(
+        ValueError, match=r"checkpoint-28 is damaged: optimizer\.pt should have \d+ bytes and has \d+\."
+    ):
+        resumed(interrupted, str(folder))
+    with pytest.raises(ValueError, match=r"checkpoint-99 is not a whole checkpoint: checkpoint\.json is missing\."):
+        resumed(interrupted, str(folder.with_name("checkpoint-99")))
+
+
+def test_a_checkpoint_that_is_whole_can_be_asked_for_by_name(interrupted: Path, reference: dict[str, Any]) -> None:
+    assert_same(resumed(interrupted, str(run_folder(interrupted) / "checkpoint-21")), reference, after=21)
+
+
+def test_a_run_without_a_whole_checkpoint_says_what_is_wrong_with_each(interrupted: Path) -> None:
+    truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
+    (run_folder(interrupted) / "checkpoint-21" / "signals.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"needs a whole checkpoint in .*-28 is damaged: .*-21 is damaged: signals\.json is mis"
+    ):
+        resumed(interrupted)
+    with pytest.raises(ValueError, match=r"`output_dir` must not hold another run\. Got .*, which has checkpoint-28\."):
+        resumed(interrupted, None)
+
+
+def test_resuming_where_nothing_was_saved_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`resume_from_checkpoint` needs a whole checkpoint in .*\. Found none\."):
+        resumed(tmp_path)
+
+
+def test_weights_alone_are_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    trainer, _ = resumable_run.trainer(tmp_path, tmp_path / "steps.jsonl", save_only_model=True, max_steps=1)
+    trainer.train()
+    with pytest.raises(ValueError, match=r"needs the optimizer's state, too\. Got .*, .* `save_only_model`\."):
+        resumed(tmp_path)
+
+
+def test_a_folder_whose_run_is_unknown_is_not_taken_for_this_run(interrupted: Path) -> None:
+    truncate(run_folder(interrupted) / checkpoints.RUN)
+    with pytest.raises(ValueError, match=rf"{checkpoints.RUN} is damaged\. Remove it if"):
+        resumed(interrupted)
+
+
+#: What is not restored → what then differs.
+FORGOTTEN: dict[str, tuple[type, str, str]] = {
+    "buffer": (ReplayBuffer, "load", "steps differ"),
+    "random_state": (Trainer, "_load_rng_state", "steps differ"),
+    "optimizer": (Trainer, "_load_optimizer_and_scheduler", "steps differ"),
+    "epoch": (Examples, "begin_epoch", "steps differ"),
+    "signals": (Signals, "load_state_dict", "logs differ"),
+}
+
+
+@pytest.mark.parametrize("part", FORGOTTEN)
+def test_a_run_that_forgets_a_part_does_not_equal_one_that_was_not_interrupted(
+    part: str, interrupted: Path, reference: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, method, difference = FORGOTTEN[part]
+    monkeypatch.setattr(owner, method, lambda *_: None)
+    with pytest.raises(AssertionError, match=difference):
+        assert_same(resumed(interrupted), reference, after=28)
+
+
+class Stream:
+    """Rows that can only be read in order."""
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(ROWS)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": {"peft_config": peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.1)},
+    "stream": {"dataset": Stream()},
+    "noise_of_the_model": {"noise_source": "model"},
+    "packing": {"packing": True},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_kinds_of_runs_resume_exactly_as_well(variant: str, tmp_path: Path) -> None:
+    whole, later = tmp_path / "whole", tmp_path / "later"
+    settings: dict[str, Any] = {"max_steps": 12, "save_steps": 5, "bc_steps": 2, "save_total_limit": None}
+    whole.mkdir()
+    trainer, records = resumable_run.trainer(whole, whole / "steps.jsonl", **settings, **VARIANTS[variant])
+    trainer.train()
+    expected = resumable_run.outcome(trainer, records)
+    for step in (5, 10):
+        folder = copy_until(step, whole, later / str(step))
+        assert_same(resumed(folder, **settings, **VARIANTS[variant]), expected, after=step)
+
+
+def copy_until(step: int, whole: Path, folder: Path) -> Path:
+    """A run as it was when a checkpoint had been written."""
+    shutil.copytree(whole, folder)
+    for path in checkpoints.checkpoints(run_folder(folder)):
+        if int(path.name.removeprefix("checkpoint-")) > step:
+            shutil.rmtree(path)
+    return folder
+
+
+def fake_checkpoint(run: Path, step: int, text: str = "content") -> Path:
+    folder = run / f"checkpoint-{step}"
+    checkpoints.partial(folder).mkdir(parents=True)
+    (checkpoints.partial(folder) / "file").write_text(text)
+    checkpoints.finish(folder)
+    return folder
+
+
+def test_a_checkpoint_lists_its_files_with_sizes_and_hashes(tmp_path: Path) -> None:
+    folder = fake_checkpoint(tmp_path, 3, "abc")
+    assert json.loads((folder / checkpoints.MANIFEST).read_text()) == {
+        "files": {
+            # FIPS 180-2, the one-block example
+            "file": {"bytes": 3, "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
+        }
+    }
+    assert not checkpoints.partial(folder).exists()
+
+
+def test_files_too_large_to_be_read_again_are_compared_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "HASHED_BYTES", 2)
+    folder = fake_checkpoint(tmp_path, 3, "abc")
+    (folder / "file").write_text("abd")
+    checkpoints.check(folder)
+    (folder / "file").write_text("ab")
+    with pytest.raises(ValueError, match="file should have 3 bytes and has 2"):
+        checkpoints.check(folder)
+
+
+def test_a_flipped_bit_anywhere_in_a_manifest_is_noticed(tmp_path: Path) -> None:
+    folder = fake_checkpoint(tmp_path, 3, "abc")
+    path = folder / checkpoints.MANIFEST
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        if json_or_none(changed) != json.loads(whole):  # and not one kind of white space for another
+            with pytest.raises(ValueError, match=f"^{re.escape(str(folder))} is damaged: "):
+                checkpoints.check(folder)
+
+
+def json_or_none(content: bytearray) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, None, [9, 8, 5, 4, 3]),
+        (0, None, [9, 8, 5, 4, 3]),
+        (1, None, [5]),
+        (2, None, [5, 4]),
+        (3, None, [5, 4, 3]),
+        (4, None, [9, 5, 4, 3]),
+        (1, 3, [5, 3]),
+        (2, 3, [5, 3]),
+        (3, 3, [5, 4, 3]),
+        (1, 5, [5]),
+    ],
+)
+def test_the_newest_and_the_best_checkpoint_are_kept_and_later_ones_go_first(
+    limit: int | None, best: int | None, left: list[int], tmp_path: Path
+) -> None:
+    for step in (3, 4, 5, 8, 9):
+        fake_checkpoint(tmp_path, step)
+    checkpoints.rotate(tmp_path / "checkpoint-5", limit, None if best is None else tmp_path / f"checkpoint-{best}")
+    assert [int(path.name.removeprefix("checkpoint-")) for path in checkpoints.checkpoints(tmp_path)] == left

@@ -1,0 +1,263 @@
+"""The trainer: what it logs, what it saves, what it refuses, and that options change what they should and nothing else."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sequencematch.core.mdp import Trajectory
+from sequencematch.policy import Policy
+from sequencematch.training import NonFiniteError, SequenceMatchTrainer
+from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from tests.training.tiny_run import config, policy, rows, trainer
+
+METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+TIMES = {"step_seconds", "rollouts/seconds"}
+
+
+def losses(run: SequenceMatchTrainer) -> list[float]:
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+def test_everything_logged_is_in_the_document_and_the_other_way_round(tmp_path: Path) -> None:
+    logged: set[str] = set()
+    for number, objective in enumerate(["sequencematch", "bc", "mle", "unlikelihood"]):
+        run = trainer(tmp_path / str(number), objective=objective)
+        run.train()
+        logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
+    documented = {
+        name for row in re.findall(r"^\| (`.*?) \|", METRICS, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    }
+    assert logged == documented
+
+
+def test_the_logged_numbers_are_those_of_the_equations(tmp_path: Path) -> None:
+    run = trainer(tmp_path, bc_weight_final=0.3, alpha=0.2, gamma=0.9)
+    run.train()
+    entry = run.state.log_history[0]
+    terms = {
+        name: entry[f"objective/{name}"]
+        for name in ("data_reward", "data_tail", "data_value", "model_value", "model_penalty")
+    }
+    gain = (
+        terms["data_reward"] + terms["data_tail"] - terms["data_value"] - terms["model_value"] - terms["model_penalty"]
+    )
+    assert entry["objective"] == -entry["loss/sequencematch"] == pytest.approx(gain, rel=1e-4)
+    assert entry["loss"] == pytest.approx(0.3 * entry["loss/bc"] + 0.7 * entry["loss/sequencematch"], rel=1e-6)
+    assert entry["replay/reuse"] == pytest.approx(4 / 8)
+    assert entry["replay/size"] == 8
+
+
+def test_averages_are_over_all_steps_since_the_last_line(tmp_path: Path) -> None:
+    every, third = trainer(tmp_path / "1", max_steps=6), trainer(tmp_path / "3", max_steps=6, logging_steps=3)
+    for run in (every, third):
+        run.train()
+    ones, threes = ([e for e in run.state.log_history if "loss" in e] for run in (every, third))
+    assert (len(ones), len(threes)) == (6, 2)
+    for name in ("loss", "objective", "loss/bc", "bc_weight"):
+        for part, entry in enumerate(threes):
+            assert entry[name] == pytest.approx(sum(e[name] for e in ones[3 * part : 3 * part + 3]) / 3, rel=1e-5)
+
+
+def test_during_cloning_and_without_an_on_policy_term_no_rollouts_are_made(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [{"bc_steps": 10}, {"divergence": "js"}]
+    for number, changes in enumerate(cases):
+        run = trainer(tmp_path / str(number), **changes)
+        run.train()
+        assert run.on_policy.buffer.made == 0
+        assert "rewards/rollouts/mean" not in run.state.log_history[0]
+
+
+def test_the_policy_changes_and_a_frozen_row_does_not(tmp_path: Path) -> None:
+    for objective, moves in (("sequencematch", True), ("mle", False)):
+        learner = policy()
+        before = {name: p.detach().clone() for name, p in learner.named_parameters()}
+        trainer(tmp_path / objective, learner, objective=objective).train()
+        changed = {name for name, p in learner.named_parameters() if not torch.equal(p, before[name])}
+        assert ("backspace.row" in changed) == ("backspace.offset_out.weight" in changed) == moves
+        assert "model.model.layers.0.self_attn.q_proj.weight" in changed
+
+
+def test_packing_and_worker_processes_change_no_loss(tmp_path: Path) -> None:
+    """Up to float32 rounding, which differs with the shape of a batch."""
+    plain, packed, workers = (
+        trainer(tmp_path / name, noise_rate=0.3, **changes)
+        for name, changes in (
+            ("plain", {}),
+            ("packed", {"packing": True}),
+            ("workers", {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
+        )
+    )
+    for run in (plain, packed, workers):
+        run.train()
+    assert losses(packed) == pytest.approx(losses(plain), rel=2e-5)
+    assert losses(workers) == losses(plain)
+
+
+def test_gradient_checkpointing_changes_no_loss(tmp_path: Path) -> None:
+    plain, checkpointed = (trainer(tmp_path / str(on), gradient_checkpointing=on) for on in (False, True))
+    for run in (plain, checkpointed):
+        run.train()
+    assert checkpointed.model.base.is_gradient_checkpointing
+    assert losses(checkpointed) == pytest.approx(losses(plain), rel=1e-6)
+
+
+def test_bfloat16_trains_and_its_rollouts_too(tmp_path: Path) -> None:
+    plain, half = (trainer(tmp_path / str(on), bf16=on) for on in (False, True))
+    for run in (plain, half):
+        run.train()
+    assert losses(half) == pytest.approx(losses(plain), rel=0.02)  # bfloat16 has eight bits
+    assert losses(half) != losses(plain)
+
+
+def test_noise_from_the_model_is_what_it_finds_likely(tmp_path: Path) -> None:
+    """A model that gives nearly all its mass to one token: that is its mistake wherever it isn't right."""
+    learner = policy()
+    favourite = 9
+    with torch.no_grad():
+        learner.base.lm_head.weight.zero_()
+    learner.base.lm_head.bias = torch.nn.Parameter(torch.zeros(48).index_fill(0, torch.tensor([favourite]), 50.0))
+    run = trainer(tmp_path, learner, noise_source="model", noise_rate=1.0, max_steps=1)
+    batch = run.collate([run.train_dataset[i] for i in range(4)])
+    for noised in run._data(batch):
+        wrong = [(a, e) for a, e in zip(noised.chosen, noised.executed, strict=True) if a != e]
+        assert wrong
+        assert all(e == favourite or a == favourite for a, e in wrong)
+    run.train()
+    assert math.isfinite(losses(run)[0])
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
+    steps = run.training_step
+
+    def break_at_the_fifth(*arguments: Any, **options: Any) -> Any:
+        if run.state.global_step == 4:
+            with torch.no_grad():
+                run.model.backspace.row.fill_(math.nan)
+        return steps(*arguments, **options)
+
+    run.training_step = break_at_the_fifth
+    with pytest.raises(
+        NonFiniteError, match=r"The loss is nan, of .*loss/bc.* at step 5. It was not used, and the checkpoints"
+    ):
+        run.train()
+    again = trainer(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+    assert all(parameter.isfinite().all() for parameter in again.model.parameters())
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_before_it_is_used(tmp_path: Path) -> None:
+    learner = policy()
+    learner.backspace.row.register_hook(lambda gradient: gradient * math.inf)
+    before = learner.base.lm_head.weight.detach().clone()
+    with pytest.raises(NonFiniteError, match=r"The gradient's norm is (nan|inf) at step 1"):
+        trainer(tmp_path, learner).train()
+    assert torch.equal(learner.base.lm_head.weight, before)
+
+
+def test_a_saved_run_is_a_policy_with_a_card(tmp_path: Path) -> None:
+    run = trainer(tmp_path, save_strategy="steps", save_steps=2)
+    run.train()
+    run.save_model()
+    loaded = Policy.from_pretrained(tmp_path / "run")
+    prompts = [row["prompt"] for row in rows()]
+    written, read = (p.generate(prompts, max_new_tokens=6, seed=1).trajectories for p in (run.model, loaded))
+    assert [t.chosen for t in written] == [t.chosen for t in read]
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "library_name: sequencematch" in card
+    assert "| `divergence` | chi2_mixture |" in card
+    assert (tmp_path / "run" / "checkpoint-4" / "README.md").is_file()
+
+
+def test_the_same_script_works_with_an_adapter(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    args = config(tmp_path, max_steps=6, save_strategy="steps", save_steps=3)
+    run = SequenceMatchTrainer(model=policy(), args=args, train_dataset=rows(), peft_config=lora)
+    base = run.model.base.lm_head.weight.detach().clone()
+    run.train()
+    assert torch.equal(run.model.base.lm_head.weight, base)
+    adapted = [p for name, p in run.model.named_parameters() if "lora_B" in name]
+    assert adapted
+    assert all(p.abs().sum() > 0 for p in adapted)  # they start at zero
+    names = {path.name for path in (tmp_path / "run" / "checkpoint-6").iterdir()}
+    assert "adapter_model.safetensors" in names
+    assert "model.safetensors" not in names
+
+
+def test_evaluation_gives_the_loss_on_held_out_data_for_each_set(tmp_path: Path) -> None:
+    args = config(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, objective="bc", noise_rate=0.2)
+    sets = {"seen": rows()[:4], "other": [{"prompt": "z", "completion": "zz zz"}]}
+    run = SequenceMatchTrainer(model=policy(), args=args, train_dataset=rows(), eval_dataset=sets)
+    run.train()
+    logged = {name: e[name] for e in run.state.log_history for name in e if name.endswith("_loss")}
+    assert set(logged) >= {"eval_seen_loss", "eval_other_loss"}
+    assert all(math.isfinite(value) for value in logged.values())
+    first, second = (run.evaluate()["eval_seen_loss"] for _ in range(2))
+    assert first == second  # its noise is the same every time
+
+
+def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    args = config(
+        tmp_path, max_steps=8, learning_rate=0.3, load_best_model_at_end=True, metric_for_best_model="loss",
+        greater_is_better=False, save_total_limit=2, objective="mle", **options,
+    )  # fmt: skip
+    run = SequenceMatchTrainer(model=policy(), args=args, train_dataset=rows(), eval_dataset=rows())
+    run.train()
+    best = run.state.best_model_checkpoint
+    assert best is not None
+    assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric, rel=1e-6)
+    assert Path(best).is_dir()
+
+
+def test_rollouts_come_from_whoever_is_asked(tmp_path: Path) -> None:
+    """A source that counts: it is started once, told of every version, and stopped."""
+
+    class Counting(InlineRollouts):
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def start(self, *arguments: Any) -> None:
+            self.calls.append("start")
+            super().start(*arguments)
+
+        def sync(self, version: int) -> None:
+            self.calls.append(f"sync {version}")
+            super().sync(version)
+
+        def stop(self) -> None:
+            self.calls.append("stop")
+
+    source = Counting()
+    assert isinstance(source, RolloutSource)
+    args = config(tmp_path, max_steps=5, replay_reuse=1)
+    SequenceMatchTrainer(model=policy(), args=args, train_dataset=rows(), rollouts=source).train()
+    assert source.calls == ["start", "sync 0", "sync 2", "sync 4", "stop"]
+
+
+def test_sample_rollouts_are_printed_with_their_deletions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trainer(tmp_path, max_steps=1, log_completions=True, num_completions_to_print=2)
+    space = run.model.space
+    run.train()
+    printed = capsys.readouterr().err
+    assert "rollouts at step 0" in printed
+    assert printed.split("rollouts at step 0")[1].count("\n") >= 3
+    run.progress.show(run.model, [Trajectory.rollout(space, (4, 5), (6, space.bkspc, 7, space.eos))], 7)
+    assert "abc<bkspc>d<eos>" in capsys.readouterr().err  # on a terminal the c is struck through
+
+
+def test_a_run_is_the_same_twice_and_another_with_another_seed(tmp_path: Path) -> None:
+    runs = [trainer(tmp_path / str(n), policy(), seed=seed, noise_rate=0.3) for n, seed in enumerate([1, 1, 2])]
+    for run in runs:
+        run.train()
+    entries = [[{k: v for k, v in e.items() if k not in TIMES} for e in run.state.log_history[:-1]] for run in runs]
+    assert json.dumps(entries[0]) == json.dumps(entries[1])
+    assert losses(runs[0]) != losses(runs[2])
