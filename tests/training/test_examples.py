@@ -1,6 +1,8 @@
 """Rows in every known format become the same examples; streams are read in order; noise is a function of row and epoch."""
 
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ import torch
 
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.training.collator import Collator
-from sequencematch.training.examples import Example, Examples, ExampleStream, as_examples, reader
+from sequencematch.training.examples import Example, Examples, ExampleStream, Reader, as_examples
 from sequencematch.training.rollouts import prompt_of
 from tests.policy.tiny_models import character_tokenizer
 from tests.training.tiny_run import rows, trainer
 
 EOS, SPACE = 2, ActionSpace(vocab_size=48, eos=2, bos=1, pad=0)
+LONG = Reader(None, EOS, max_length=128)
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}<eos>;{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
@@ -25,8 +28,7 @@ def read(row: Any, *, template: bool = False, needs_noise: bool = False, **chang
     tokenizer = character_tokenizer()
     if template:
         tokenizer.chat_template = TEMPLATE
-    options: dict[str, Any] = {"max_length": 64, "truncation": None, "needs_noise": needs_noise}
-    return reader(tokenizer, EOS, **(options | changes))(row)
+    return Reader(tokenizer, EOS, **({"max_length": 64, "needs_noise": needs_noise} | changes))(row)
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -64,7 +66,7 @@ def test_a_token_that_would_span_prompt_and_completion_is_split() -> None:
     core = Tokenizer(models.BPE({"<eos>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
     assert tokenizer("ab")["input_ids"] == [3]
-    make = reader(tokenizer, 0, max_length=8, truncation=None, needs_noise=False)
+    make = Reader(tokenizer, 0, max_length=8)
     assert make({"prompt": "a", "completion": "b"}) == Example((1,), (2,), is_text=False)
 
 
@@ -76,7 +78,7 @@ def test_noise_tokens_are_ids_or_tokens_of_the_vocabulary() -> None:
 
 
 def test_what_is_too_long_is_cut_where_that_is_asked_for_and_ends_in_a_forced_eos() -> None:
-    collate = Collator(SPACE, max_length=5)
+    collate = Collator(SPACE, Reader(None, EOS, max_length=5))
     text = collate.trajectory(read({"text": "abcdefgh"}, max_length=5))
     assert (text.initial, text.chosen) == (ids("a"), ids("bcde"))
     assert text.executed == (*ids("bcd"), EOS)  # the last action is kept and not executed
@@ -96,12 +98,12 @@ def test_eos_inside_what_is_learnt_is_refused() -> None:
 
 def test_noise_is_a_function_of_seed_epoch_and_row() -> None:
     example = Example(ids("c"), ids("at on a mat in a house by the sea"), is_text=False, index=3)
-    collate = Collator(SPACE, 128, seed=1, noise_rate=0.5)
+    collate = Collator(SPACE, LONG, seed=1, noise_rate=0.5)
     variants = {
         "same": (collate, example),
         "epoch": (collate, Example(**{**vars(example), "epoch": 1})),
         "row": (collate, Example(**{**vars(example), "index": 4})),
-        "seed": (Collator(SPACE, 128, seed=2, noise_rate=0.5), example),
+        "seed": (Collator(SPACE, LONG, seed=2, noise_rate=0.5), example),
     }
     first = collate.trajectory(example)
     torch.manual_seed(123)  # nothing global takes part
@@ -114,14 +116,14 @@ def test_noise_is_a_function_of_seed_epoch_and_row() -> None:
 def test_noise_comes_from_the_examples_own_tokens() -> None:
     own = ids("01")
     example = Example(ids("c"), ids("at on a mat in a house"), is_text=False, noise_tokens=own)
-    noised = Collator(SPACE, 128, noise_rate=1.0).trajectory(example)
+    noised = Collator(SPACE, LONG, noise_rate=1.0).trajectory(example)
     wrong = {e for a, e in zip(noised.chosen, noised.executed, strict=True) if a != e}
     assert wrong == set(own)
 
 
 def test_with_the_whole_sequence_scored_noise_stays_out_of_the_prompt() -> None:
     example = Example(ids("abcdef"), ids("gh"), is_text=False)
-    scored = Collator(SPACE, 128, noise_rate=1.0, scores_prompt=True).trajectory(example)
+    scored = Collator(SPACE, replace(LONG, scores_prompt=True), noise_rate=1.0).trajectory(example)
     assert scored.initial == ids("a")
     assert scored.chosen[:5] == scored.executed[:5] == ids("bcdef")
     assert scored.executed.count(SPACE.bkspc) == 3
@@ -135,7 +137,7 @@ class Stream:
 
 
 def test_a_stream_is_read_in_order_and_its_prompts_go_round() -> None:
-    plain = reader(character_tokenizer(), EOS, max_length=64, truncation=None, needs_noise=False)
+    plain = Reader(character_tokenizer(), EOS, max_length=64)
     stream = as_examples(Stream(), plain, "train_dataset")
     assert isinstance(stream, ExampleStream)
     assert [e.index for e in stream] == list(range(12))
@@ -145,7 +147,7 @@ def test_a_stream_is_read_in_order_and_its_prompts_go_round() -> None:
 
 
 def test_prompts_of_a_dataset_depend_on_the_rollouts_number_alone() -> None:
-    plain = reader(character_tokenizer(), EOS, max_length=64, truncation=None, needs_noise=False)
+    plain = Reader(character_tokenizer(), EOS, max_length=64)
     examples = as_examples(rows(), plain, "train_dataset")
     assert isinstance(examples, Examples)
     whole = examples.prompts(0, 400, seed=3)
@@ -207,3 +209,103 @@ def test_streaming_a_second_time_draws_other_noise(tmp_path: Path) -> None:
     assert [e.epoch for examples, _ in seen for e in examples] == [0] * 12 + [1] * 12
     assert [t.final_state for t in passes[0]] == [t.final_state for t in passes[1]]
     assert passes[0] != passes[1]
+
+
+def test_pads_are_left_out_and_labels_say_what_is_learnt() -> None:
+    pair = Example((5, 6), (7,), is_text=False)
+    padded = {"input_ids": [0, 5, 6, 7, EOS, 0], "attention_mask": [0, 1, 1, 1, 1, 0]}
+    assert read({**padded, "labels": [-100, -100, -100, 7, EOS, -100]}) == pair
+    assert read({**padded, "completion_mask": [0, 0, 0, 1, 1, 0]}) == pair
+    assert read(padded) == Example((5,), (6, 7), is_text=True)
+    with pytest.raises(ValueError, match="0 for the prompt and 1 from there on"):
+        read({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 0]})
+
+
+def test_numbers_of_numpy_are_ids_like_others() -> None:
+    row = {"input_ids": torch.tensor([5, 6, 7]).numpy(), "noise_tokens": torch.tensor([8, 9]).numpy()}
+    assert read(row, needs_noise=True) == Example((5,), (6, 7), is_text=True, noise_tokens=(8, 9))
+
+
+def test_one_noise_token_is_too_few() -> None:
+    with pytest.raises(ValueError, match=r"two `noise_tokens` or more: one of them may be right. Got 1"):
+        read({"text": "ab", "noise_tokens": ["a", "a"]}, needs_noise=True)
+
+
+def test_an_eos_in_a_prompt_is_fine_unless_prompts_are_learnt() -> None:
+    row = {"input_ids": [5, EOS, 6, 7], "completion_mask": [0, 0, 0, 1]}
+    assert read(row).prompt == (5, EOS, 6)
+    with pytest.raises(ValueError, match="or leave its prompt out with `completion_only_loss=True`"):
+        read(row, scores_prompt=True)
+
+
+def test_an_id_that_the_model_does_not_have_is_named_with_its_row(tmp_path: Path) -> None:
+    """48 is `<bkspc>` here, and the id of a token that was added to a tokenizer without growing the model."""
+    for wrong in (48, 60):
+        rows_with_it = [{"input_ids": [5, 6]}, {"input_ids": [5, wrong, 6]}]
+        run = trainer(tmp_path / str(wrong), dataset=rows_with_it)
+        with pytest.raises(ValueError, match=r"Row 1 of the dataset does not fit the model. `completion` must"):
+            run.train()
+
+
+def test_noise_that_would_cut_an_answer_is_left_out_and_a_text_is_cut() -> None:
+    fits = Reader(None, EOS, max_length=8)
+    answer, text = (Example(ids("a"), ids("bcdefg"), is_text=kind) for kind in (False, True))
+    kept = [Collator(SPACE, fits, noise_rate=0.3).trajectory(replace(answer, index=i)) for i in range(50)]
+    assert not any(t.truncated for t in kept)
+    assert {t.num_nodes for t in kept} == {8}
+    cut = [Collator(SPACE, fits, noise_rate=0.3).trajectory(replace(text, index=i)) for i in range(50)]
+    assert any(t.truncated for t in cut)
+
+
+def test_rows_with_and_without_prompts_do_not_mix() -> None:
+    with pytest.raises(ValueError, match=r"must have prompts in all rows or in none. Row 1 differs"):
+        as_examples(
+            [{"text": "ab"}, {"prompt": "a", "completion": "b"}], Reader(character_tokenizer(), EOS, 64), "data"
+        )
+
+
+def test_what_can_be_read_only_once_is_refused() -> None:
+    with pytest.raises(ValueError, match="Got an iterator, which can be read only once"):
+        as_examples((row for row in rows()), Reader(character_tokenizer(), EOS, 64), "data")
+
+
+def test_datasets_can_be_sent_to_worker_processes() -> None:
+    made = Reader(character_tokenizer(), EOS, 64)
+    for data in (as_examples(rows(), made, "data"), as_examples(Stream(), made, "data")):
+        data.prompts(0, 2, seed=0)
+        again = pickle.loads(pickle.dumps(data))
+        assert again.first == data.first
+
+
+def test_a_stream_that_splits_itself_among_workers_is_not_split_again() -> None:
+    class Splitting(torch.utils.data.IterableDataset[dict[str, str]]):
+        """As `datasets.IterableDataset` does."""
+
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            worker = torch.utils.data.get_worker_info()
+            return iter(rows()[worker.id :: worker.num_workers] if worker is not None else rows())
+
+    class Plain(Stream):
+        pass
+
+    made = Reader(character_tokenizer(), EOS, 64)
+    for source in (Splitting(), Plain()):
+        loader = torch.utils.data.DataLoader(ExampleStream(source, made), num_workers=2, batch_size=None)
+        seen = list(loader)
+        assert sorted(e.index for e in seen) == list(range(12))
+        assert len({(e.prompt, e.completion) for e in seen}) == 12
+
+
+def test_the_last_batches_of_a_stream_that_make_no_step_leave_no_gradient(tmp_path: Path) -> None:
+    """Twelve rows in batches of four, two to a step: one is left over in every pass."""
+    run = trainer(tmp_path, dataset=Stream(), max_steps=4, gradient_accumulation_steps=2, objective="mle")
+    batches: list[int] = []
+    step = run.training_step
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        batches.append(run.state.global_step)
+        return step(*arguments, **options)
+
+    run.training_step = count
+    run.train()
+    assert batches == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -110,6 +110,33 @@ def test_a_sequencematch_step_equals_the_loops(
     assert set(gradients) == {name for name, _ in policy.named_parameters()}
 
 
+def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of three letters count as decisions; data is cut by noise, and rollouts can't delete their prompts."""
+    words = [
+        {"prompt": word[:3], "completion": word[3:]}
+        for word in ("river", "stone", "cloud", "apples", "grasses", "moons")
+    ]
+    changes = {
+        "noise_rate": 0.6,
+        "completion_only_loss": False,
+        "protect_prompt": True,
+        "truncation": True,
+        "max_length": 9,
+    }
+    policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, dataset=words, **changes)
+    data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
+    model = [t for batch in batches for t in batch if any(t.policy_chosen)]
+    assert any(t.truncated for t in data)
+    assert all(t.floor == 3 and t.policy_chosen[:2] == (False, False) for t in model)
+    ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
+    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA)
+    check_step(
+        policy, BC_WEIGHT * equations.negative_log_likelihood(ours) + (1 - BC_WEIGHT) * terms["loss"], logged, gradients
+    )
+
+
 @pytest.mark.parametrize("objective", ["bc", "mle"])
 def test_a_step_of_cloning_or_likelihood_equals_the_loops(
     objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -329,7 +329,7 @@ def test_resuming_where_nothing_was_saved_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_alone_are_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
-    trainer, _ = resumable_run.trainer(tmp_path, tmp_path / "steps.jsonl", save_only_model=True, max_steps=1)
+    trainer, _ = resumable_run.trainer(tmp_path, tmp_path / "steps.jsonl", save_only_model=True, max_steps=10)
     trainer.train()
     with pytest.raises(ValueError, match=r"needs the optimizer's state, too\. Got .*, .* `save_only_model`\."):
         resumed(tmp_path)

@@ -13,6 +13,7 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
 from sequencematch.training import NonFiniteError, SequenceMatchTrainer
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from tests.policy.tiny_models import llama
 from tests.training.tiny_run import config, policy, rows, trainer
 
 METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -64,12 +65,12 @@ def test_averages_are_over_all_steps_since_the_last_line(tmp_path: Path) -> None
 
 
 def test_during_cloning_and_without_an_on_policy_term_no_rollouts_are_made(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"bc_steps": 10}, {"divergence": "js"}]
-    for number, changes in enumerate(cases):
-        run = trainer(tmp_path / str(number), **changes)
+    cloning, without = trainer(tmp_path / "1", bc_steps=2, bc_anneal_steps=5), trainer(tmp_path / "2", divergence="js")
+    for run in (cloning, without):
         run.train()
-        assert run.on_policy.buffer.made == 0
-        assert "rewards/rollouts/mean" not in run.state.log_history[0]
+    has_rollouts = [["rewards/rollouts/mean" in e for e in run.state.log_history[:4]] for run in (cloning, without)]
+    assert has_rollouts == [[False, False, False, True], [False] * 4]
+    assert (cloning.on_policy.buffer.made, without.on_policy.buffer.made) == (8, 0)
 
 
 def test_the_policy_changes_and_a_frozen_row_does_not(tmp_path: Path) -> None:
@@ -261,3 +262,107 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(tmp_path: Path) -
     entries = [[{k: v for k, v in e.items() if k not in TIMES} for e in run.state.log_history[:-1]] for run in runs]
     assert json.dumps(entries[0]) == json.dumps(entries[1])
     assert losses(runs[0]) != losses(runs[2])
+
+
+def test_a_run_that_would_only_clone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`bc_steps`=10 must leave some of the run's 4 steps, or Eq. 4 never counts"):
+        trainer(tmp_path, bc_steps=10).train()
+
+
+def test_a_policy_can_be_trained_again_with_another_objective(tmp_path: Path) -> None:
+    learner = policy()
+    trainer(tmp_path / "first", learner, objective="mle").train()
+    row = learner.backspace.row.detach().clone()
+    trainer(tmp_path / "second", learner).train()
+    assert not torch.equal(learner.backspace.row, row)
+
+
+def test_an_adapter_on_a_trained_policy_keeps_its_row(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    learner = policy()
+    with torch.no_grad():
+        learner.backspace.row.fill_(7.0)
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    run = SequenceMatchTrainer(model=learner, args=config(tmp_path), train_dataset=rows(), peft_config=lora)
+    assert run.model.backspace.row.eq(7).all()
+
+
+def test_the_evaluation_loss_is_over_all_decisions_however_they_are_batched(tmp_path: Path) -> None:
+    """By hand: the sum of −log p over all decisions, each sequence scored alone, over their number."""
+    learner = policy()
+    found = []
+    for size in (1, 5, 12):
+        args = config(tmp_path / str(size), objective="mle", per_device_eval_batch_size=size)
+        run = SequenceMatchTrainer(model=learner, args=args, train_dataset=rows(), eval_dataset=rows())
+        found.append(run.evaluate()["eval_loss"])
+    total, decisions = 0.0, 0
+    for row in rows():
+        tokens = torch.tensor([[*learner.tokenizer(row["prompt"] + row["completion"])["input_ids"], 2]])  # type: ignore[misc]
+        log_probs = learner.base(input_ids=tokens).logits[0].log_softmax(-1).detach()
+        total -= float(log_probs[torch.arange(tokens.shape[1] - 1), tokens[0, 1:]].sum())
+        decisions += tokens.shape[1] - 1
+    assert found == pytest.approx([total / decisions] * 3, rel=1e-5)
+
+
+def test_the_evaluation_loss_of_unlikelihood_has_its_weight(tmp_path: Path) -> None:
+    learner, found = policy(), []
+    for weight in (0.0, 2.0):
+        args = config(tmp_path / str(weight), objective="unlikelihood", unlikelihood_weight=weight)
+        run = SequenceMatchTrainer(model=learner, args=args, train_dataset=rows(), eval_dataset=rows())
+        found.append(run.evaluate()["eval_loss"])
+    assert found[1] > found[0] + 0.01
+
+
+def test_a_term_is_averaged_over_the_steps_that_had_it(tmp_path: Path) -> None:
+    """Eq. 4 counts from the third step on, of six in one log line."""
+    settings: dict[str, Any] = {"max_steps": 6, "bc_steps": 2, "bc_anneal_steps": 0}
+    whole, single = trainer(tmp_path / "6", logging_steps=6, **settings), trainer(tmp_path / "1", **settings)
+    for run in (whole, single):
+        run.train()
+    objective = [e["objective"] for e in single.state.log_history if "objective" in e]
+    assert len(objective) == 4
+    assert whole.state.log_history[0]["objective"] == pytest.approx(sum(objective) / 4, rel=1e-5)
+
+
+def test_settings_of_rollouts_and_noise_reach_them(tmp_path: Path) -> None:
+    prompts = [{"prompt": "abc", "completion": "def"}] * 4
+    run = trainer(tmp_path, dataset=prompts, protect_prompt=True, temperature=0.7, noise_burst=2, noise_rate=1.0)
+    run.train()
+    assert all(e.trajectory.floor == 3 for e in run.on_policy.buffer.rollouts)
+    assert run.on_policy.source.sampling.temperature == 0.7  # type: ignore[attr-defined]
+    bkspc = run.model.space.bkspc
+    executed = run.collate.trajectory(run.train_dataset[0]).executed
+    assert [action == bkspc for action in executed[:5]] == [False, False, True, True, False]
+    plain = trainer(tmp_path / "plain", dataset=prompts, mixture_weight=0.25, noise_excludes_right=False)
+    assert plain.collate.noise_excludes_right is False
+    assert plain.args.divergence_value.on_policy == pytest.approx(0.5 * 0.75)
+
+
+def test_rollouts_stop_where_the_context_ends_and_prefixes_leave_room(tmp_path: Path) -> None:
+    """A model of 64 positions: prompts of 60 tokens, and text whose prefix could fill `max_length`."""
+    long = [{"prompt": "a" * 60, "completion": "b"}] * 4
+    run = trainer(tmp_path / "long", dataset=long, max_length=64, max_completion_length=50)
+    run.train()
+    assert all(len(e.trajectory.final_state.tokens) <= 65 for e in run.on_policy.buffer.rollouts)
+    text = trainer(tmp_path / "text", dataset=[{"text": "abcdefgh" * 4}] * 4, max_length=12, max_prompt_length=40)
+    text.train()
+    assert all(e.trajectory.num_nodes <= 12 for e in text.on_policy.buffer.rollouts)
+
+
+def test_what_a_policy_can_not_do_is_refused(tmp_path: Path) -> None:
+    for changes, text in (
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is not supported"),
+        ({"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` is not supported"),
+        ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential'"),
+        ({"replay_size": 4}, "`replay_size` must be at least `generation_batch_size`"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            config(tmp_path, **changes)
+
+
+def test_rows_of_tokens_may_end_in_eos_without_a_tokenizer(tmp_path: Path) -> None:
+    data = [{"input_ids": [5, 6, 7, 2], "completion_mask": [0, 1, 1, 1]}] * 4
+    run = SequenceMatchTrainer(model=llama(initializer_range=0.1), args=config(tmp_path), train_dataset=data)
+    run.train()
+    assert math.isfinite(losses(run)[-1])

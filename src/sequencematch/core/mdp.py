@@ -124,6 +124,8 @@ class Trajectory:
         """A data sequence: the prompt is s₀, each token of the completion an action, and `<eos>` the last one."""
         prompt, completion = tuple(map(operator.index, prompt)), tuple(map(operator.index, completion))
         _check_tokens("prompt", prompt, space)
+        if completion:
+            _check_tokens("completion", completion, space)
         if space.eos in completion:
             raise ValueError(
                 f"`completion` must not hold <eos> (id {space.eos}): it is added. Got {_shorten(completion)}."

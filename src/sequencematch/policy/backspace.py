@@ -46,4 +46,5 @@ class Backspace(nn.Module):
         dtype = self.offset_in.weight.dtype
         position = position_ids.to(dtype) / self.max_positions
         features = torch.cat([hidden.to(dtype), position[..., None]], dim=-1)
-        return self.offset_out(nn.functional.gelu(self.offset_in(features))).squeeze(-1)
+        with torch.autocast(hidden.device.type, enabled=False):  # V is in float32, whatever the model computes in
+            return self.offset_out(nn.functional.gelu(self.offset_in(features))).squeeze(-1)

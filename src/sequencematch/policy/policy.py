@@ -45,7 +45,13 @@ class Policy(nn.Module):
         refuse_what_cannot_delete(self.base)
         _keep_differentiable(self.base)
         weight = self.unembedding().weight
-        self.space = ActionSpace(len(weight), eos=_eos(self.base, tokenizer), bos=_bos(self.base, tokenizer))
+        pad = tokenizer.pad_token_id if tokenizer is not None else self.base.config.pad_token_id
+        self.space = ActionSpace(
+            len(weight),
+            eos=eos_token(self.base, tokenizer),
+            bos=_bos(self.base, tokenizer),
+            pad=pad if pad is not None and 0 <= pad < len(weight) else None,
+        )
         if backspace is None:
             backspace = Backspace(weight.shape[1], self.max_positions)
             row = self.folded_row
@@ -254,7 +260,8 @@ def _context_logits(
     return unembedding.transform(raw if unembedding.bias is None else raw + unembedding.bias[tokens][:, None])
 
 
-def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
+def eos_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """The id of `<eos>`, of the tokenizer if there is one."""
     ids = getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else model.config.eos_token_id
     if ids is None:
         raise ValueError(

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from sequencematch.policy.backspace import Backspace
 
@@ -132,9 +133,9 @@ def restore(model: Any, backspace: Backspace, folder: Path) -> None:
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(
-            model, load_file(folder / "adapter_model.safetensors"), adapter_name=model.active_adapter
-        )
+        adapter = model.active_adapter
+        inside = folder if adapter == "default" else folder / adapter  # where PEFT puts others
+        set_peft_model_state_dict(model, load_file(inside / "adapter_model.safetensors"), adapter_name=adapter)
     else:
         model.load_state_dict(AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict())
 
@@ -148,11 +149,13 @@ def load(
         name = str(folder)
     if gguf_file is not None:
         options = options | {"gguf_file": gguf_file}
+    if not folder.exists():
+        folder = _downloaded(name, options.get("revision")) or folder
+        name = str(folder) if folder.is_dir() else name
     backspace = _load_backspace(folder) if folder.is_dir() else None
     if tokenizer is None:
-        tokenizer_options = {key: options[key] for key in ("gguf_file", "trust_remote_code") if key in options}
-        has_files = not folder.is_dir() or gguf_file or any(folder.glob("*token*"))
-        tokenizer = AutoTokenizer.from_pretrained(name, **tokenizer_options) if has_files else None
+        wanted = ("gguf_file", "trust_remote_code", "revision")
+        tokenizer = load_tokenizer(name, {key: options[key] for key in wanted if key in options})
     if (folder / "adapter_config.json").is_file():
         from peft import PeftConfig, PeftModel
 
@@ -160,6 +163,25 @@ def load(
         base = AutoModelForCausalLM.from_pretrained(base_name, **options)
         return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer, backspace
     return AutoModelForCausalLM.from_pretrained(name, **options), tokenizer, backspace
+
+
+def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder, a GGUF file or a model on the hub; None where a folder has none."""
+    folder = Path(name)
+    if folder.is_file() and folder.suffix == ".gguf":
+        name, options = str(folder.parent), options | {"gguf_file": folder.name}
+    elif folder.is_dir() and "gguf_file" not in options and not any(folder.glob("*token*")):
+        return None
+    return AutoTokenizer.from_pretrained(name, **options)
+
+
+def _downloaded(name: str, revision: str | None) -> Path | None:
+    """A policy of ours on the hub, fetched whole; None for other models, which transformers fetches itself."""
+    try:
+        found = cached_file(name, MANIFEST, revision=revision, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # no such model, or no network: transformers will say so
+        return None
+    return Path(snapshot_download(name, revision=revision)) if found is not None else None
 
 
 def _load_backspace(folder: Path) -> Backspace | None:

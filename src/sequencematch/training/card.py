@@ -1,6 +1,7 @@
 """The model card of a trained policy."""
 
 import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,7 +11,7 @@ from sequencematch.training.config import SequenceMatchConfig
 _BODY = """
 # {title}
 
-{base} fine-tuned with [SequenceMatch](https://arxiv.org/abs/2306.05426): it has a `<bkspc>` action that deletes the last token.
+{base} {how}
 
 ```python
 from sequencematch import Policy
@@ -38,17 +39,28 @@ Versions: {versions}.
 """
 
 
-def model_card(config: SequenceMatchConfig, base: str, name: str, step: int) -> str:
+_HOW = {
+    "deletes": "fine-tuned with [SequenceMatch](https://arxiv.org/abs/2306.05426), objective `{objective}`: it has a `<bkspc>` "
+    "action that deletes the last token.",
+    "writes": "fine-tuned with objective `{objective}`, a baseline of [SequenceMatch](https://arxiv.org/abs/2306.05426) that does "
+    "not delete.",
+}
+
+
+def model_card(config: SequenceMatchConfig, base: str, step: int) -> str:
     """What it is, how to use it, how it was trained."""
+    name = config.hub_model_id or "path/to/this/folder"
+    is_known = base and not Path(base).exists()  # a folder's name says nothing to others
     header: dict[str, Any] = {"library_name": "sequencematch", "tags": ["sequencematch", "backspace", config.objective]}
-    if base:
+    if is_known:
         header["base_model"] = base
     values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}
     rows = "\n".join(f"| `{key}` | {value} |" for key, value in values.items())
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "transformers"))
     body = _BODY.format(
-        title=name,
-        base=f"`{base}`" if base else "A causal language model",
+        title=config.hub_model_id or Path(config.output_dir or "policy").name,
+        base=f"`{base}`" if is_known else "A causal language model",
+        how=_HOW["deletes" if config.mode.deletes else "writes"].format(objective=config.objective),
         name=name,
         settings=f"| setting | value |\n|---|---|\n{rows}",
         versions=versions,

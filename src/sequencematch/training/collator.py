@@ -1,6 +1,6 @@
 """Examples → noised, cut trajectories → one encoding with rollouts beside them (Alg. 1, §4.2)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,11 +10,7 @@ import torch
 from sequencematch.core.encoding import Encoding, encode
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import NoiseSource, add_noise, token_noise
-from sequencematch.training.examples import Example, hash_seed
-
-#: A clean trajectory → the source of its noise, where that needs more than the example: a model.
-MakeSource = Callable[[Trajectory], NoiseSource]
-
+from sequencematch.training.examples import Example, Reader, hash_seed
 
 #: Sorting a vocabulary takes longer than drawing from it.
 _token_noise = lru_cache(maxsize=256)(token_noise)
@@ -24,29 +20,35 @@ _token_noise = lru_cache(maxsize=256)(token_noise)
 class Collator:
     """Data trajectories with noise drawn anew each epoch, a function of (seed, epoch, row) alone   (§4.2).
 
-    So a resumed run draws what it would have drawn, and so do two processes, or a worker process.
+    So a resumed run draws what it would have drawn, and so do two processes, or a worker process. Noise that makes an
+    example too long is left out where `read` says that it must not be cut. With `noise_is_the_models` it is for the trainer
+    to put noise in.
     """
 
     space: ActionSpace
-    max_length: int
+    read: Reader
     seed: int = 0
     noise_rate: float = 0.0
     noise_burst: int = 1
     noise_excludes_right: bool = True
-    scores_prompt: bool = False
+    noise_is_the_models: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Any]:
         """What the data loader yields. `length` is what tells Hugging Face how many there are."""
-        trajectories = [self.trajectory(example) for example in examples]
+        trajectories = [] if self.noise_is_the_models else [self.trajectory(example) for example in examples]
         return {
             "examples": list(examples),
             "trajectories": trajectories,
-            "length": torch.tensor([len(trajectory) for trajectory in trajectories]),
+            "length": torch.tensor([len(example.completion) + 1 for example in examples]),
         }
 
     def clean(self, example: Example) -> Trajectory:
         """The example as a demonstration, cut to the context; its last action is kept and `<eos>` executed   (§4.2)."""
-        return Trajectory.demonstration(self.space, example.prompt, example.completion).truncate(self.max_length)
+        try:
+            whole = Trajectory.demonstration(self.space, example.prompt, example.completion)
+        except ValueError as error:
+            raise ValueError(f"Row {example.index} of the dataset does not fit the model. {error}") from error
+        return whole.truncate(self.read.max_length)
 
     def trajectory(self, example: Example, source: NoiseSource | None = None) -> Trajectory:
         """The example with noise, from its own tokens or the whole vocabulary unless a source is given."""
@@ -54,10 +56,11 @@ class Collator:
         if self.noise_rate:
             if source is None:
                 source = _token_noise(self.space, example.noise_tokens, exclude_right=self.noise_excludes_right)
-            generator = torch.Generator().manual_seed(hash_seed(self.seed, example.epoch, example.index))
+            generator = torch.Generator().manual_seed(hash_seed("noise", self.seed, example.epoch, example.index))
             noised = add_noise(trajectory, self.noise_rate, source, generator, burst=self.noise_burst)
-            trajectory = noised.truncate(self.max_length)
-        return trajectory.score_prompt() if self.scores_prompt else trajectory
+            if noised.num_nodes <= self.read.max_length or self.read.may_cut(example):
+                trajectory = noised.truncate(self.read.max_length)
+        return trajectory.score_prompt() if self.read.scores_prompt else trajectory
 
 
 def encode_batch(trajectories: Sequence[Trajectory], row_length: int | None) -> Encoding:

@@ -16,6 +16,18 @@ from sequencematch.training.losses import OBJECTIVES, Objective
 NOISE_SOURCES = ("uniform", "tokens", "model")
 
 
+#: Fields of `TrainingArguments` of which a policy can have some values only.
+_SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "label_smoothing_factor": (0.0,),
+        "neftune_noise_alpha": (None,),
+        "include_num_input_tokens_seen": ("no", False),
+        "train_sampling_strategy": ("random", "sequential"),
+        "average_tokens_across_devices": (True,),
+    }
+)
+
+
 @dataclass
 class SequenceMatchConfig(TrainingArguments):
     """Everything about a run: these fields, and all of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
@@ -83,7 +95,7 @@ class SequenceMatchConfig(TrainingArguments):
         metadata={"help": "Rollouts made at a time, over all processes. With replay_reuse it sets how often (App. E)."},
     )
     max_completion_length: int = field(
-        default=256, metadata={"help": "Longest rollout behind its prompt, in tokens. Paper: 256 for text (§6.2)."}
+        default=256, metadata={"help": "Longest rollout behind its prompt, in tokens. Paper: 512 for text (§6.2)."}
     )
     max_prompt_length: int = field(
         default=256,
@@ -153,6 +165,7 @@ class SequenceMatchConfig(TrainingArguments):
         check_gamma(self.gamma)
         if self.noise_rate is None:
             self.noise_rate = 0.1 if self.mode.deletes else 0.0
+        self.divergence_value = self._divergence()
         if not 0 <= self.noise_rate <= 1:
             raise ValueError(f"`noise_rate` must be a probability in [0, 1]. Got {self.noise_rate}.")
         if self.noise_rate and not self.mode.deletes:
@@ -190,9 +203,18 @@ class SequenceMatchConfig(TrainingArguments):
             )
         if self.max_length < 2:
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
+        if self.needs_rollouts and self.replay_size < self.generation_batch_size:
+            raise ValueError(
+                f"`replay_size` must be at least `generation_batch_size`, or rollouts are lost unseen. Got {self.replay_size} "
+                f"and {self.generation_batch_size}."
+            )
+        for name, allowed in _SUPPORTED.items():
+            if getattr(self, name, None) not in (*allowed, None):
+                raise ValueError(
+                    f"`{name}` is not supported here: it must be {' or '.join(map(repr, allowed))}. Got {getattr(self, name)!r}."
+                )
         if self.remove_unused_columns:
             raise ValueError("`remove_unused_columns` must stay False: the columns are read by the dataset itself.")
-        self.divergence_value = self._divergence()
         if self.accelerator_config is None or isinstance(self.accelerator_config, dict):
             # A stream is read in every process: batches hold trajectories, which can't be sent as tensors.
             self.accelerator_config = {"dispatch_batches": False, **(self.accelerator_config or {})}
@@ -252,7 +274,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "max_steps": 5000,
                 "max_length": 1024,
                 "max_prompt_length": 256,
-                "max_completion_length": 256,
+                "max_completion_length": 512,
                 "per_device_train_batch_size": 32,
                 "learning_rate": 2e-4,  # not given; QLoRA's
                 "lr_scheduler_type": "cosine",

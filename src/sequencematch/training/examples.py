@@ -1,16 +1,16 @@
 """Rows of a dataset, in the formats TRL knows, as prompts and completions in tokens."""
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
-from transformers import PreTrainedTokenizerBase
 
-#: How many rows are read before training starts, to find bad ones early.
-CHECKED_ROWS = 10_000
+#: How many rows are read before training starts, to find bad ones early; of a stream fewer, since it is read again.
+CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,71 @@ class Example:
     epoch: int = 0
 
 
-#: A row of a dataset → its example, or a `ValueError` that says what is wrong with it.
-Read = Callable[[Any], Example]
+@dataclass(frozen=True)
+class Reader:
+    """A row of any known format → its example, or a `ValueError` that says what is wrong with it.
+
+    A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
+    or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` is
+    optional: ids, or tokens as the tokenizer spells them. `truncation` as in `SequenceMatchConfig`.
+    """
+
+    tokenizer: Any
+    eos: int | None
+    max_length: int
+    truncation: bool | None = None
+    needs_noise: bool = False
+    scores_prompt: bool = False
+
+    def __call__(self, row: Any) -> Example:
+        """Read one row."""
+        if not isinstance(row, Mapping):
+            raise ValueError(f"must be a dict. Got {type(row).__name__}.")
+        found = next((name for name in _FORMATS if name in row and (name != "prompt" or "completion" in row)), None)
+        if found is None:
+            raise ValueError(
+                "must have the columns `text`, `prompt` and `completion`, `messages`, or `input_ids`. "
+                f"Got {', '.join(map(repr, row)) or 'none'}."
+            )
+        if found != "input_ids" and self.tokenizer is None:
+            raise ValueError(f"`{found}` needs a tokenizer: pass `processing_class`, or a row of `input_ids`.")
+        example = _FORMATS[found](row, self.tokenizer)
+        example = replace(example, completion=_without_final(example.completion, self.eos))
+        scored = example.prompt[1:] + example.completion if self.scores_prompt else example.completion
+        if self.eos in scored:
+            raise ValueError(
+                f"must not hold <eos> (id {self.eos}) inside what is learnt: nothing comes after it. Split the row there"
+                f"{', or leave its prompt out with `completion_only_loss=True`' if self.scores_prompt else ''}."
+            )
+        room = self.max_length - len(example.prompt)
+        if room < 1:
+            raise ValueError(
+                f"must leave room behind its prompt in `max_length`={self.max_length}. Got a prompt of "
+                f"{len(example.prompt)} tokens."
+            )
+        if len(example.completion) + 1 > room and not self.may_cut(example):
+            raise ValueError(
+                f"must fit `max_length`={self.max_length}. Got a prompt of {len(example.prompt)} and a completion of "
+                f"{len(example.completion)} tokens and <eos>. Raise `max_length`, or cut such rows with `truncation=True`."
+            )
+        if not self.needs_noise:
+            return example
+        if "noise_tokens" not in row:
+            raise ValueError("must have a column `noise_tokens` for `noise_source='tokens'`. Got none.")
+        noise = _noise_tokens(row["noise_tokens"], self.tokenizer)
+        if len(set(noise)) < 2:
+            raise ValueError(f"must have two `noise_tokens` or more: one of them may be right. Got {len(set(noise))}.")
+        return replace(example, noise_tokens=noise)
+
+    def may_cut(self, example: Example) -> bool:
+        """Whether the example is cut where it doesn't fit, as plain text is by default."""
+        return example.is_text if self.truncation is None else self.truncation
 
 
 class Examples(Dataset[Example]):
     """A dataset with random access, tokenised as it is read. Noise depends on row and epoch, so both travel along."""
 
-    def __init__(self, rows: Any, read: Read) -> None:
+    def __init__(self, rows: Any, read: Reader) -> None:
         """`rows` is a `datasets.Dataset` or a plain list of dicts."""
         self.rows, self.read = rows, read
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # seen by worker processes that live on
@@ -59,18 +116,22 @@ class Examples(Dataset[Example]):
 
     def prompts(self, start: int, count: int, seed: int) -> list[Example]:
         """The examples that rollouts `start` to `start + count` begin from, each drawn at random from all rows."""
-        generators = (torch.Generator().manual_seed(hash_seed(seed, start + i)) for i in range(count))
+        generators = (torch.Generator().manual_seed(hash_seed("prompt", seed, start + i)) for i in range(count))
         return [self[int(torch.randint(len(self), (), generator=generator))] for generator in generators]
 
 
 class ExampleStream(IterableDataset[Example]):
     """A dataset that can only be read in order."""
 
-    def __init__(self, rows: Any, read: Read) -> None:
+    def __init__(self, rows: Any, read: Reader) -> None:
         """`rows` is a streaming `datasets.IterableDataset`, or anything that can be iterated over again."""
         self.rows, self.read = rows, read
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()
         self._prompts: tuple[int, Iterator[Example]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker process, which makes no rollouts."""
+        return {**vars(self), "_prompts": None}
 
     def begin_epoch(self, epoch: int) -> None:
         """Which pass over the rows this is."""
@@ -79,11 +140,12 @@ class ExampleStream(IterableDataset[Example]):
             self.rows.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Example]:
-        """The rows in order, those of other worker processes left out."""
+        """The rows in order, those of other worker processes left out; some datasets leave them out themselves."""
         worker = torch.utils.data.get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        for index, row in itertools.islice(enumerate(self.rows), first, None, step):
-            yield _numbered(row, self.read, index, int(self._epoch))
+        number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        splits_itself = isinstance(self.rows, IterableDataset)
+        for place, row in enumerate(self.rows if splits_itself else itertools.islice(self.rows, number, None, workers)):
+            yield _numbered(row, self.read, place * workers + number, int(self._epoch))
 
     @property
     def first(self) -> Example:
@@ -100,75 +162,28 @@ class ExampleStream(IterableDataset[Example]):
         return found
 
 
-def as_examples(rows: Any, read: Read, name: str) -> Examples | ExampleStream:
-    """Wrap a dataset, after reading as many rows as it takes to be confident: the first 10,000."""
-    if not hasattr(rows, "__iter__") and not hasattr(rows, "__getitem__"):
-        raise ValueError(f"`{name}` must be a dataset or a list of dicts. Got {type(rows).__name__}.")
+def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
+    """Wrap a dataset, after reading its first rows."""
+    expected = f"`{name}` must be a dataset or a list of dicts"
     if isinstance(rows, str | Mapping):
         kind = "text" if isinstance(rows, str) else "one dict; for a DatasetDict pass one of its splits"
-        raise ValueError(f"`{name}` must be a dataset or a list of dicts. Got {kind}.")
+        raise ValueError(f"{expected}. Got {kind}.")
+    if not hasattr(rows, "__iter__") and not hasattr(rows, "__getitem__"):
+        raise ValueError(f"{expected}. Got {type(rows).__name__}.")
+    if isinstance(rows, Iterator):
+        raise ValueError(f"{expected}. Got an iterator, which can be read only once; make a list of it.")
     has_access = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
-    examples = Examples(rows, read) if has_access else ExampleStream(rows, read)
-    first = range(min(len(rows), CHECKED_ROWS)) if has_access else itertools.islice(rows, 100)
-    found = 0
-    for index, item in enumerate(first):
-        _numbered(rows[item] if has_access else item, read, index, 0)
-        found += 1
-    if not found:
+    first = (rows[i] for i in range(min(len(rows), CHECKED_ROWS))) if has_access else rows
+    kinds = set()
+    for index, row in enumerate(itertools.islice(first, CHECKED_ROWS if has_access else CHECKED_OF_A_STREAM)):
+        kinds.add(_numbered(row, read, index, 0).is_text)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"`{name}` must have prompts in all rows or in none. Row {index} differs from those before."
+            )
+    if not kinds:
         raise ValueError(f"`{name}` must hold at least one row. Got none.")
-    return examples
-
-
-def reader(
-    tokenizer: PreTrainedTokenizerBase | None,
-    eos: int | None,
-    *,
-    max_length: int,
-    truncation: bool | None,
-    needs_noise: bool,
-) -> Read:
-    """How rows of any known format become examples.
-
-    A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
-    or `input_ids`, with a `completion_mask` that is 0 for the prompt. `noise_tokens` is optional: ids, or tokens as the
-    tokenizer spells them.
-    """
-
-    def read(row: Any) -> Example:
-        if not isinstance(row, Mapping):
-            raise ValueError(f"must be a dict. Got {type(row).__name__}.")
-        found = next((name for name in _FORMATS if name in row and (name != "prompt" or "completion" in row)), None)
-        if found is None:
-            raise ValueError(
-                "must have the columns `text`, `prompt` and `completion`, `messages`, or `input_ids`. "
-                f"Got {', '.join(map(repr, row)) or 'none'}."
-            )
-        if found != "input_ids" and tokenizer is None:
-            raise ValueError(f"`{found}` needs a tokenizer: pass `processing_class`, or a row of `input_ids`.")
-        example = _FORMATS[found](row, tokenizer)
-        example = replace(example, completion=_without_final(example.completion, eos))
-        if eos in example.completion:
-            raise ValueError(
-                f"must not hold <eos> (id {eos}) inside what is learnt: nothing comes after it. Split the row there."
-            )
-        room = max_length - len(example.prompt)
-        if room < 1:
-            raise ValueError(
-                f"must leave room behind its prompt in `max_length`={max_length}. Got a prompt of {len(example.prompt)} tokens."
-            )
-        is_cut = len(example.completion) + 1 > room
-        if is_cut and not (example.is_text if truncation is None else truncation):
-            raise ValueError(
-                f"must fit `max_length`={max_length}. Got a prompt of {len(example.prompt)} and a completion of "
-                f"{len(example.completion)} tokens and <eos>. Raise `max_length`, or cut such rows with `truncation=True`."
-            )
-        if needs_noise and "noise_tokens" not in row:
-            raise ValueError("must have a column `noise_tokens` for `noise_source='tokens'`. Got none.")
-        return (
-            replace(example, noise_tokens=_noise_tokens(row.get("noise_tokens"), tokenizer)) if needs_noise else example
-        )
-
-    return read
+    return Examples(rows, read) if has_access else ExampleStream(rows, read)
 
 
 def _from_text(row: Mapping[str, Any], tokenizer: Any) -> Example:
@@ -209,15 +224,25 @@ def _from_messages(row: Mapping[str, Any], tokenizer: Any, last: int = 1) -> Exa
 
 
 def _from_tokens(row: Mapping[str, Any], tokenizer: Any) -> Example:  # noqa: ARG001
-    tokens, mask = [int(token) for token in row["input_ids"]], row.get("completion_mask")
+    seen = row.get("attention_mask")
+    kept = [i for i in range(len(row["input_ids"])) if seen is None or seen[i]]
+    tokens = [operator.index(row["input_ids"][i]) for i in kept]
     if not tokens:
         raise ValueError("must have at least one token in `input_ids`. Got none.")
+    mask: list[bool] | None = None
+    if row.get("completion_mask") is not None:
+        mask = [bool(m) for m in row["completion_mask"]]
+    elif row.get("labels") is not None and any(label == -100 for label in row["labels"]):
+        mask = [bool(label != -100) for label in row["labels"]]
     if mask is None:
         return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
-    mask = [bool(m) for m in mask]
+    mask = [mask[i] for i in kept] if len(mask) == len(row["input_ids"]) else []
     start = mask.index(True) if True in mask else len(mask)
-    if len(mask) != len(tokens) or not 0 < start < len(mask) or not all(mask[start:]):
-        raise ValueError("must have a `completion_mask` as long as `input_ids`, 0 for the prompt and 1 from there on.")
+    if not 0 < start < len(mask) or not all(mask[start:]):
+        raise ValueError(
+            "must have a `completion_mask` as long as `input_ids`, 0 for the prompt and 1 from there on, or `labels` that "
+            "are -100 for the prompt."
+        )
     return Example(tuple(tokens[:start]), tuple(tokens[start:]), is_text=False)
 
 
@@ -248,26 +273,26 @@ def _without_final(tokens: Sequence[int], eos: int | None) -> tuple[int, ...]:
 def _noise_tokens(tokens: Any, tokenizer: Any) -> tuple[int, ...]:
     ids = []
     for token in tokens:
-        known = token if isinstance(token, int) else tokenizer.convert_tokens_to_ids(token) if tokenizer else None
-        is_unknown = (
-            isinstance(token, str) and tokenizer and known == tokenizer.unk_token_id and token != tokenizer.unk_token
-        )
-        if known is None or is_unknown:
-            raise ValueError(f"must have `noise_tokens` that are ids or tokens of the vocabulary. Got {token!r}.")
-        ids.append(int(known))
+        if isinstance(token, str):
+            known = tokenizer.convert_tokens_to_ids(token) if tokenizer else None
+            if known is None or (known == tokenizer.unk_token_id and token != tokenizer.unk_token):
+                raise ValueError(f"must have `noise_tokens` that are ids or tokens of the vocabulary. Got {token!r}.")
+            ids.append(known)
+        else:
+            ids.append(operator.index(token))
     return tuple(ids)
 
 
-def _numbered(row: Any, read: Read, index: int, epoch: int) -> Example:
+def _numbered(row: Any, read: Reader, index: int, epoch: int) -> Example:
     try:
         return replace(read(row), index=index, epoch=epoch)
     except ValueError as error:
         raise ValueError(f"Row {index} of the dataset {error}") from error
 
 
-def hash_seed(*numbers: int) -> int:
-    """One 63-bit seed from several numbers: neighbouring ones give unrelated streams."""
-    mixed = 0x243F6A8885A308D3
+def hash_seed(purpose: str, *numbers: int) -> int:
+    """One 63-bit seed from what it is for and some numbers: neighbouring ones give unrelated streams."""
+    mixed = int.from_bytes(purpose.encode())
     for number in numbers:
         mixed = (mixed ^ (number % 2**64)) * 0x9E3779B97F4A7C15 % 2**64
         mixed ^= mixed >> 29

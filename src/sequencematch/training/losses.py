@@ -136,8 +136,9 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 
 @torch.no_grad()
 def _describe(name: str, scores: Scores, weights: Weights) -> dict[str, Signal]:
-    """The implied reward's mean and spread over decisions, and V at first and final states."""
-    reward = implied_reward(scores, weights.gamma)[scores.is_step]
+    """The implied reward's mean and spread over decisions, of rollouts the policy's own, and V at first and final states."""
+    counts = scores.is_step if name == "data" else scores.policy_chosen
+    reward = implied_reward(scores, weights.gamma)[counts]
     return {
         f"rewards/{name}/mean": Signal.mean(reward),
         f"rewards/{name}/std": Signal.std(reward),

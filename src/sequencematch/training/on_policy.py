@@ -39,18 +39,22 @@ class OnPolicy:
         """Nothing made yet."""
         self.args, self.examples, self.source, self.accelerator = args, examples, source, accelerator
         self.scores_prompt, self.show = scores_prompt, show
-        self.buffer = ReplayBuffer(args.replay_size, args.replay_reuse)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start with an empty buffer."""
+        self.buffer = ReplayBuffer(self.args.replay_size, self.args.replay_reuse)
 
     def start(self, policy: Policy, checkpoint: Path | None) -> None:
         """Get the source ready; go on with a checkpoint's buffer, if there is one."""
-        self.buffer = ReplayBuffer(self.args.replay_size, self.args.replay_reuse)
+        self.forget()
         if checkpoint is not None:
             self.buffer.load(checkpoint, policy.space)
         sampling = Sampling(
             max_new_tokens=self.args.max_completion_length,
             temperature=self.args.temperature,
             protect_prompt=self.args.protect_prompt,
-            seed=hash_seed(self.args.seed, 2),
+            seed=hash_seed("rollouts", self.args.seed),
         )
         self.source.start(policy, sampling)
 
@@ -77,7 +81,8 @@ class OnPolicy:
         """Rollouts `first` to `first + count`."""
         args = self.args
         examples = self.examples.prompts(first, count, args.seed)
-        prompts = [prompt_of(e, first + i, args.seed, args.max_prompt_length) for i, e in enumerate(examples)]
+        longest = min(args.max_prompt_length, args.max_length - 1)
+        prompts = [prompt_of(e, first + i, args.seed, longest) for i, e in enumerate(examples)]
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         begin, end = (count * part // processes for part in (rank, rank + 1))
         self.source.sync(step)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoTokenizer
 
+from sequencematch.policy import storage
 from sequencematch.training import checkpoints, settings
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig, check_choice
-from sequencematch.training.examples import CHECKED_ROWS, as_examples, reader
+from sequencematch.training.examples import CHECKED_ROWS, as_examples
 from sequencematch.training.rows import READERS, read_rows
-from sequencematch.training.trainer import SequenceMatchTrainer
+from sequencematch.training.trainer import SequenceMatchTrainer, reader
 
 #: What weights may be kept in; `auto` is what they were saved in.
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -183,22 +183,16 @@ def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
 
 
 def summary(recipe: Recipe) -> str:
-    """The recipe in full, as YAML, and the size of its data, every row checked; no model is loaded."""
+    """The recipe in full, as YAML, and the size of its data, its first 10,000 rows checked; no model is loaded."""
     config = recipe.config
     rows = {
         name: found for name, found in zip(("dataset", "eval_dataset"), recipe.rows(), strict=True) if found is not None
     }
     try:
-        tokenizer = AutoTokenizer.from_pretrained(recipe.model, trust_remote_code=recipe.trust_remote_code)
+        tokenizer = storage.load_tokenizer(recipe.model, {"trust_remote_code": recipe.trust_remote_code})
     except OSError as error:
         raise _no_model(recipe, error) from error
-    read = reader(
-        tokenizer,
-        tokenizer.eos_token_id,
-        max_length=config.max_length,
-        truncation=config.truncation,
-        needs_noise=config.noise_source == "tokens" and bool(config.noise_rate),
-    )
+    read = reader(config, tokenizer, getattr(tokenizer, "eos_token_id", None))
     sizes = [f"# {name}: {_size(as_examples(found, read, name))}" for name, found in rows.items()]
     plain = SequenceMatchConfig(output_dir=config.output_dir, use_cpu=config.use_cpu)
     changed = [f.name for f in fields(config) if f.init and getattr(config, f.name) != getattr(plain, f.name)]

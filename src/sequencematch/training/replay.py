@@ -48,7 +48,7 @@ class ReplayBuffer:
 
     def draw(self, count: int, seed: int) -> list[Experience]:
         """Draw at random, without repeats where there are enough; a function of the seed and of what was drawn before."""
-        generator = torch.Generator().manual_seed(hash_seed(seed, self.drawn))
+        generator = torch.Generator().manual_seed(hash_seed("draw", seed, self.drawn))
         whole, rest = divmod(count, len(self.rollouts))
         picked = list(range(len(self.rollouts))) * whole
         picked += torch.randperm(len(self.rollouts), generator=generator)[:rest].tolist()

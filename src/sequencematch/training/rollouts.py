@@ -1,7 +1,7 @@
 """Where rollouts come from: a small protocol, and the policy itself between two steps (Alg. 1, populate B)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -51,12 +51,14 @@ class InlineRollouts:
         self.version = version
 
     def collect(self, request: Request) -> list[Experience]:
-        """All in one batch."""
+        """All in one batch, as long as the context has room behind the longest prompt."""
         with torch.no_grad(), whole_weights(self.policy):
             if not request.prompts:
                 return []
+            room = self.policy.max_positions - max(map(len, request.prompts))
+            sampling = replace(self.sampling, max_new_tokens=min(self.sampling.max_new_tokens, room))
             ended = rollouts(
-                self.policy, request.prompts, self.sampling, batch_size=len(request.prompts), first_row=request.first
+                self.policy, request.prompts, sampling, batch_size=len(request.prompts), first_row=request.first
             )
             rows = sorted(ended, key=lambda rollout: rollout.row)
         return [Experience(row.trajectory, self.version) for row in rows]
@@ -70,7 +72,7 @@ def prompt_of(example: Example, number: int, seed: int, max_prompt_length: int) 
     if not example.is_text:
         return example.prompt
     text = example.prompt + example.completion
-    generator = torch.Generator().manual_seed(hash_seed(seed, number, 1))
+    generator = torch.Generator().manual_seed(hash_seed("prefix", seed, number))
     length = int(torch.randint(1, min(max_prompt_length, len(text)) + 1, (), generator=generator))
     return text[:length]
 

@@ -15,7 +15,8 @@ from sequencematch.core.mdp import Trajectory
 class Signal:
     """One batch's contribution to a number: Σx, Σx² and how much they weigh; `kind` says how they are put together.
 
-    A "total" adds up over the batches of a step and is averaged over steps; a "mean" and a "std" are over all entries.
+    A "total" adds up over the batches of a step and is averaged over the steps that had it; a "mean" and a "std" are over all
+    entries.
     """
 
     kind: str
@@ -50,22 +51,25 @@ class Signals:
         """Nothing yet; `steps` is for the caller to count."""
         self.steps = 0
         self._kind: dict[str, str] = {}
-        self._moments: dict[str, Float[Tensor, 3]] = {}
+        self._steps: dict[str, set[int]] = {}  # in which a name came in
+        self._moments: dict[str, Tensor] = {}
 
     def add(self, signals: Mapping[str, Signal]) -> None:
         """Take in a batch's contributions; they stay on their device, so that nothing waits for it."""
         for name, signal in signals.items():
             seen = self._moments.get(name)
             self._kind[name] = signal.kind
+            self._steps.setdefault(name, set()).add(self.steps)
             self._moments[name] = signal.moments if seen is None else seen + signal.moments.to(seen.device)
 
     def flush(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The numbers by name, after `reduce` has summed them over processes; and start anew."""
         names, moments = self._reduced(reduce)
         numbers = {
-            name: _combine(self._kind[name], *row, steps=self.steps) for name, row in zip(names, moments, strict=True)
+            name: _combine(self._kind[name], *row, steps=len(self._steps[name]))
+            for name, row in zip(names, moments, strict=True)
         }
-        self.steps, self._kind, self._moments = 0, {}, {}
+        self.steps, self._kind, self._moments, self._steps = 0, {}, {}, {}
         return numbers
 
     def _reduced(self, reduce: Callable[[Tensor], Tensor]) -> tuple[list[str], list[list[float]]]:
@@ -81,23 +85,38 @@ class Signals:
         names, moments = self._reduced(reduce)
         return {
             "steps": self.steps,
-            "moments": {name: (self._kind[name], row) for name, row in zip(names, moments, strict=True)},
+            "moments": {
+                name: (self._kind[name], row, sorted(self._steps[name]))
+                for name, row in zip(names, moments, strict=True)
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, object], device: torch.device | str, share: float) -> None:
         """Go on where `state_dict` was taken. One process takes all of it, `share=1`, and the others nothing, `share=0`."""
-        moments: Mapping[str, tuple[str, list[float]]] = state["moments"]  # type: ignore[assignment]
+        moments: Mapping[str, tuple[str, list[float], list[int]]] = state["moments"]  # type: ignore[assignment]
         self.steps = int(state["steps"])  # type: ignore[call-overload]
-        self._kind = {name: kind for name, (kind, _) in moments.items()}
-        self._moments = {name: share * torch.tensor(numbers, device=device) for name, (_, numbers) in moments.items()}
+        self._kind = {name: kind for name, (kind, _, _) in moments.items()}
+        self._steps = {name: set(steps) for name, (_, _, steps) in moments.items()}
+        self._moments = {
+            name: share * torch.tensor(numbers, device=device) for name, (_, numbers, _) in moments.items()
+        }
 
 
 def describe(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Signal]:
-    """Tokens kept behind the prompt, the share of decisions that delete, and the share of trajectories that were cut."""
+    """Tokens kept behind the prompt, the share of decisions that delete, and the share of trajectories that were cut.
+
+    Of rollouts the decisions are those the policy chose: a prompt that is counted as decisions stays out.
+    """
     bkspc = trajectories[0].space.bkspc
-    prompts = [len(t.initial) + (t.policy_chosen.count(False) if any(t.policy_chosen) else 0) for t in trajectories]
+    chosen = [t.policy_chosen if any(t.policy_chosen) else (True,) * len(t) for t in trajectories]
+    prompts = [len(t.initial) + own.count(False) for t, own in zip(trajectories, chosen, strict=True)]
     kept = [len(t.final_state.tokens) - 1 - prompt for t, prompt in zip(trajectories, prompts, strict=True)]
-    deletes = [float(action == bkspc) for t in trajectories for action in t.executed]
+    deletes = [
+        float(action == bkspc)
+        for t, own in zip(trajectories, chosen, strict=True)
+        for action, counts in zip(t.executed, own, strict=True)
+        if counts
+    ]
     return {
         f"{name}/mean_length": Signal.mean(torch.tensor(kept, dtype=torch.float)),
         f"{name}/backspace_rate": Signal.mean(torch.tensor(deletes)),
@@ -112,6 +131,6 @@ def _moments(values: Tensor) -> Float[Tensor, "3"]:
 
 def _combine(kind: str, total: float, squares: float, weight: float, *, steps: int) -> float:
     if kind == "total":
-        return total / max(steps, 1)
+        return total / steps
     mean = total / weight if weight else math.nan
     return mean if kind == "mean" else math.sqrt(max(squares / weight - mean**2, 0.0)) if weight else math.nan

@@ -4,24 +4,26 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
 from sequencematch.policy import Policy, storage
+from sequencematch.policy.policy import eos_token
 from sequencematch.policy.sharding import whole_weights
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator, encode_batch
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.examples import Example, ExampleStream, as_examples, reader
+from sequencematch.training.examples import Example, ExampleStream, Reader, as_examples
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
@@ -54,19 +56,24 @@ class SequenceMatchTrainer(Trainer):
     ) -> None:
         """As TRL's trainers: `model` is a name, a folder, a Hugging Face or PEFT model, or a `Policy`."""
         args = SequenceMatchConfig() if args is None else args
+        if args.n_gpu > 1:
+            raise ValueError(
+                "Several GPUs need a process each: start with `accelerate launch` or `torchrun`, or show one by "
+                "CUDA_VISIBLE_DEVICES=0."
+            )
+        if args.push_to_hub and args.hub_strategy != "end":
+            raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")
         self.identity = {"model": _name_of(model), **args.own_values()}
         checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
         tokenizer = processing_class or _tokenizer_of(model, args)
-        read = reader(
-            tokenizer,
-            model.space.eos if isinstance(model, Policy) else getattr(tokenizer, "eos_token_id", None),
-            max_length=args.max_length,
-            truncation=args.truncation,
-            needs_noise=args.noise_source == "tokens" and bool(args.noise_rate),
-        )
+        read = reader(args, tokenizer, _eos_of(model, tokenizer))
         if train_dataset is None:
             raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
         examples = as_examples(train_dataset, read, "train_dataset")
+        if not _only_completions(args, examples.first):
+            read = examples.read = replace(read, scores_prompt=True)
+            if not examples.first.is_text:
+                as_examples(train_dataset, read, "train_dataset")  # once more: its prompts are learnt, too
         if isinstance(eval_dataset, dict):
             eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
         elif eval_dataset is not None:
@@ -77,17 +84,17 @@ class SequenceMatchTrainer(Trainer):
             raise ValueError(
                 f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
             )
-        if not args.mode.deletes:
-            policy.backspace.requires_grad_(False)  # nothing in the loss depends on it
+        policy.backspace.requires_grad_(args.mode.deletes)  # a baseline's loss depends on none of it
         self.collate = Collator(
             policy.space,
-            args.max_length,
+            read,
             seed=args.seed,
             noise_rate=args.noise_rate or 0.0,
             noise_burst=args.noise_burst,
             noise_excludes_right=args.noise_excludes_right,
-            scores_prompt=not _only_completions(args, examples.first),
+            noise_is_the_models=args.noise_source == "model" and bool(args.noise_rate),
         )
+        self.eval_sums = torch.zeros(2)
         self.signals, self.logged_at = Signals(), time.perf_counter()
         self.progress = ProgressLines(bar=not args.disable_tqdm)
         super().__init__(
@@ -106,7 +113,7 @@ class SequenceMatchTrainer(Trainer):
             examples,
             rollouts or InlineRollouts(),
             self.accelerator,
-            scores_prompt=self.collate.scores_prompt,
+            scores_prompt=read.scores_prompt,
             show=lambda trajectories, step: self.progress.show(self.model, trajectories, step),
         )
         for default in (ProgressCallback, PrinterCallback):
@@ -125,6 +132,8 @@ class SequenceMatchTrainer(Trainer):
     ) -> tuple[list[dict[str, Batch]], int]:
         """The batches of one optimisation step with their rollouts, and N over all of them in all processes   (Alg. 1)."""
         drawn = [next(epoch_iterator, None) for _ in range(num_batches)]
+        if None in drawn and isinstance(self.train_dataset, ExampleStream):
+            drawn = []  # transformers makes no step of the last batches of a stream, but would keep their gradients
         data = [self._data(batch) for batch in drawn if batch is not None]
         counts = torch.tensor([sum(map(len, data)), sum(len(t) for batch in data for t in batch)], device=device)
         everywhere = self.accelerator.gather(counts[None]).tolist()
@@ -153,8 +162,7 @@ class SequenceMatchTrainer(Trainer):
         """This batch's share of the step's loss, times the number of processes, over which gradients are averaged."""
         del num_items_in_batch  # the batch has it
         args, step = self.args, self.state.global_step
-        weights = Weights(args.divergence_value, args.alpha, args.gamma, args.bc_weight(step), args.unlikelihood_weight)
-        loss, signals = args.mode.loss(model, inputs["batch"].to(args.device), weights)
+        loss, signals = args.mode.loss(model, inputs["batch"].to(args.device), self._weights())
         if not bool(loss.isfinite()):
             terms = {name: float(signal.moments[0]) for name, signal in signals.items() if signal.kind == "total"}
             raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, args.output_dir)
@@ -169,15 +177,30 @@ class SequenceMatchTrainer(Trainer):
         del prediction_loss_only, ignore_keys
         data = self._data(inputs)
         batch = Batch(encode_batch(data, None), len(data), sum(map(len, data))).to(self.args.device)
-        weights = Weights(self.args.divergence_value, self.args.alpha, self.args.gamma, bc_weight=1.0)
+        weights = replace(self._weights(), bc_weight=1.0)
         with torch.no_grad():
             loss, _ = self.args.mode.loss(model, batch, weights)
+        loss_and_one = torch.stack([loss.float(), torch.ones_like(loss, dtype=torch.float)])
+        self.eval_sums = self.eval_sums.to(loss.device) + batch.num_items * loss_and_one
         return loss.detach(), None, None
+
+    def evaluation_loop(self, *arguments: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+        """As in transformers, but the loss is over all decisions of the set, however they were batched."""
+        self.eval_sums = torch.zeros(2)
+        output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **options)
+        total, num_items = self._summed(self.eval_sums.to(self.args.device)).tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = total / num_items
+        return output
+
+    def _weights(self) -> Weights:
+        args = self.args
+        bc_weight = args.bc_weight(self.state.global_step)
+        return Weights(args.divergence_value, args.alpha, args.gamma, bc_weight, args.unlikelihood_weight)
 
     def _data(self, batch: dict[str, Any]) -> list[Trajectory]:
         """A batch's trajectories as collated; noise that is the model's own mistakes is put in here, where the model is."""
         examples: list[Example] = batch["examples"]
-        if self.args.noise_source != "model" or not self.args.noise_rate:
+        if not self.collate.noise_is_the_models:
             return list(batch["trajectories"])
         clean = [self.collate.clean(example) for example in examples]
         encoding = encode_batch(clean, None).to(self.model.device)
@@ -207,7 +230,15 @@ class SequenceMatchTrainer(Trainer):
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """Epochs and batches that are done. A stream's passes have no known length, but a checkpoint knows its place in them."""
-        checkpoint = arguments[3]
+        max_steps, checkpoint = arguments[0], arguments[3]
+        if self.args.mode.rolls_out and self.args.bc_steps >= max_steps:
+            raise ValueError(
+                f"`bc_steps`={self.args.bc_steps} must leave some of the run's {max_steps} steps, or Eq. 4 never counts. Lower "
+                f"`bc_steps`, train longer, or use objective 'bc'."
+            )
+        if checkpoint is None:  # also where `auto_find_batch_size` starts over
+            self.signals = Signals()
+            self.on_policy.forget()
         done = super()._init_training_state(*arguments)
         if checkpoint is None or not isinstance(self.train_dataset, ExampleStream):
             return done
@@ -241,10 +272,13 @@ class SequenceMatchTrainer(Trainer):
         if not self.args.should_save:
             return
         storage.save_beside(self.model.model, self.processing_class, self.model.backspace, folder, weights)
-        card = model_card(self.args, _name_of(self.model), Path(self.args.output_dir).name, self.state.global_step)
+        card = model_card(self.args, _name_of(self.model), self.state.global_step)
         (folder / "README.md").write_text(card)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Ours is written by `save_model`; transformers' would replace it before a push."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """What transformers saves, the buffer and the signals, in a folder that gets its name when it is whole."""
@@ -293,30 +327,47 @@ def _only_completions(args: SequenceMatchConfig, first: Example) -> bool:
     return not first.is_text if args.completion_only_loss is None else args.completion_only_loss
 
 
+def reader(args: SequenceMatchConfig, tokenizer: Any, eos: int | None) -> Reader:
+    """How a run with these settings reads rows, prompts not being scored."""
+    needs_noise = args.noise_source == "tokens" and bool(args.noise_rate)
+    return Reader(tokenizer, eos, args.max_length, args.truncation, needs_noise)
+
+
 def _as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:
     options = dict(args.model_init_kwargs or {})
-    if options and not isinstance(model, str | os.PathLike):
+    if isinstance(model, str | os.PathLike):
+        options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
+        if options.get("quantization_config") is not None:
+            options.setdefault("device", args.device)  # 4-bit weights are made where they stay
+        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config, **options)
+    if options:
         raise ValueError(
             "`model_init_kwargs` would be ignored: the model is loaded already. Pass its name, or leave them out."
         )
-    if isinstance(model, Policy) and peft_config is None:
-        return model
-    if isinstance(model, str | os.PathLike):
-        options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
-    if options.get("quantization_config") is not None:
-        options.setdefault("device", args.device)  # 4-bit weights are made where they stay
-    source = model.model if isinstance(model, Policy) else model
-    return Policy.from_pretrained(source, tokenizer=tokenizer, peft_config=peft_config, **options)
+    if not isinstance(model, Policy):
+        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        return Policy(get_peft_model(model.model, peft_config), tokenizer, model.backspace)
+    model.tokenizer = tokenizer
+    return model
 
 
 def _tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
-    """A policy's tokenizer, or the one that belongs to a name; None for a bare model."""
+    """A policy's tokenizer, or the one that belongs to a name; None where there is none."""
     if isinstance(model, Policy):
         return model.tokenizer
     if not isinstance(model, str | os.PathLike):
         return None
-    trusted = bool((args.model_init_kwargs or {}).get("trust_remote_code"))
-    return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trusted)
+    wanted = ("trust_remote_code", "gguf_file", "revision")
+    return storage.load_tokenizer(str(model), {k: v for k, v in (args.model_init_kwargs or {}).items() if k in wanted})
+
+
+def _eos_of(model: Any, tokenizer: Any) -> int | None:
+    if isinstance(model, Policy):
+        return model.space.eos
+    return eos_token(model, tokenizer) if tokenizer is None else tokenizer.eos_token_id
 
 
 def _name_of(model: Any) -> str:
