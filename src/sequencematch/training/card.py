@@ -51,7 +51,10 @@ def model_card(config: SequenceMatchConfig, base: str, step: int) -> str:
     """What it is, how to use it, how it was trained."""
     name = config.hub_model_id or "path/to/this/folder"
     is_known = base and not Path(base).exists()  # a folder's name says nothing to others
-    header: dict[str, Any] = {"library_name": "sequencematch", "tags": ["sequencematch", "backspace", config.objective]}
+    header: dict[str, Any] = {
+        "library_name": "sequencematch",
+        "tags": sorted({"sequencematch", "backspace", config.objective}),
+    }
     if is_known:
         header["base_model"] = base
     values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}

@@ -61,9 +61,12 @@ class OnPolicy:
     def draw(self, count: int, step: int) -> tuple[list[Trajectory], dict[str, Signal]]:
         """`count` rollouts for all processes together, the same in each, and what there is to say of them."""
         began, signals = time.perf_counter(), dict[str, Signal]()
+        made: list[Experience] = []
         while self.buffer.is_due(count):
-            made = self._make(self.buffer.made, self.args.generation_batch_size, step)
-            self.buffer.add(made)
+            batch = self._make(self.buffer.made, self.args.generation_batch_size, step)
+            self.buffer.add(batch)
+            made += batch
+        if made:
             trajectories = [experience.trajectory for experience in made]
             signals |= describe("completions", trajectories)
             if self.args.log_completions and self.accelerator.is_main_process:
