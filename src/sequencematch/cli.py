@@ -228,7 +228,7 @@ def train(
 
     Each can be a flag as well, which wins: --learning-rate 1e-4, --packing, --no-packing, --peft.r 16.
 
-    Settings are those below and every field of transformers.TrainingArguments: max_steps, num_train_epochs,
+    Settings are those below and nearly every field of transformers.TrainingArguments: max_steps, num_train_epochs,
     per_device_train_batch_size, gradient_accumulation_steps, warmup_steps, lr_scheduler_type, save_steps, eval_strategy,
     bf16, gradient_checkpointing, report_to, seed and so on.
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sequencematch.core.encoding import Encoding, encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import Scores, sequencematch_loss
-from sequencematch.policy import Policy
-from tests.policy.tiny_models import HIDDEN, VOCAB, tiny
+from sequencematch.policy import Policy, storage
+from tests.policy.tiny_models import HIDDEN, VOCAB, character_tokenizer, llama, tiny
 
 
 def lora() -> LoraConfig:
@@ -280,3 +280,56 @@ def test_an_output_layer_that_peft_trains_whole_is_read_as_it_is_trained() -> No
     encoding = encode(batch(made))
     expected = slow_scores(made, batch(made), encoding)
     torch.testing.assert_close(made(encoding).value, expected.value, rtol=1e-4, atol=1e-5)
+
+
+def test_under_autocast_the_offset_stays_in_float32() -> None:
+    """V is in float32 whatever the model computes in; bfloat16 would round an offset of some 30 by tenths."""
+    backspace = Policy(tiny("Llama")).backspace
+    with torch.no_grad():
+        for parameter in backspace.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    hidden, position = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+    exact = backspace.offset(hidden, position)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = backspace.offset(hidden, position)
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, exact)
+
+
+def test_padding_is_a_special_token_of_the_policy_where_the_model_has_it() -> None:
+    tokenizer = character_tokenizer()
+    assert tokenizer.pad_token_id == 0
+    assert Policy(llama(), tokenizer).space.special == {0, 1, 2}
+    assert Policy(llama(pad_token_id=7)).space.pad == 7
+    assert Policy(llama()).space.pad is None
+
+
+def test_an_adapter_of_any_name_is_restored(tmp_path: Path) -> None:
+    for name in ("default", "mine"):
+        saved, other = (Policy(get_peft_model(llama(), lora(), adapter_name=name)) for _ in range(2))
+        with torch.no_grad():
+            for parameter in saved.model.parameters():
+                parameter.add_(1.0 if parameter.requires_grad else 0.0)
+        storage.save_beside(saved.model, None, saved.backspace, tmp_path / name)
+        weights = {key: tensor.clone() for key, tensor in saved.state_dict().items() if "lora_" in key}
+        assert any(not torch.equal(tensor, other.state_dict()[key]) for key, tensor in weights.items())
+        storage.restore(other.model, other.backspace, tmp_path / name)
+        assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in weights.items())
+
+
+def test_a_policy_of_ours_on_the_hub_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub itself is played by a folder: there is none to ask here."""
+    policy = Policy(llama(), character_tokenizer())
+    with torch.no_grad():
+        policy.backspace.row.fill_(7.0)
+    policy.save_pretrained(tmp_path / "snapshot")
+    asked: list[str] = []
+
+    def cached_file(name: str, file: str, **_: object) -> str:
+        asked.append(f"{name}/{file}")
+        return str(tmp_path / "snapshot" / file)
+
+    monkeypatch.setattr(storage, "cached_file", cached_file)
+    monkeypatch.setattr(storage, "snapshot_download", lambda *_, **__: str(tmp_path / "snapshot"))
+    assert Policy.from_pretrained("someone/policy").backspace.row.eq(7).all()
+    assert asked == ["someone/policy/sequencematch.json"]
