@@ -13,7 +13,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sequencematch"
 #: Each layer may import those before it. Layers in one tuple don't import each other.
-LAYERS = [("core",), ("policy", "tasks", "metrics"), ("training",), ("evaluation", "experiments", "serving"), ("cli",)]
+LAYERS = [
+    ("core", "extras"),
+    ("policy", "tasks", "metrics"),
+    ("training",),
+    ("evaluation",),
+    ("experiments", "serving"),
+    ("cli",),
+]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 CORE_MAY_IMPORT = {"torch", "jaxtyping", "sequencematch"} | sys.stdlib_module_names
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -1,6 +1,5 @@
 """A run as a file: what to train, on what and how, from YAML and flags; checked before a model is loaded."""
 
-import importlib.util
 import json
 import types
 import typing
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from sequencematch.extras import require
 from sequencematch.policy import storage
 from sequencematch.training import checkpoints, settings
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig, check_choice
@@ -78,7 +78,7 @@ class Recipe:
         check_choice("dtype", self.dtype, DTYPES)
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
-            _require("bitsandbytes", "quantization", "quantized")
+            require("bitsandbytes", "quantized", "`quantization`")
             if self.peft is None and not (Path(self.model) / "adapter_config.json").is_file():
                 raise ValueError("`quantization` needs an adapter: weights in 4 bits can't be trained. Add `peft`.")
         evaluates = self.config.eval_strategy != "no"
@@ -148,7 +148,7 @@ def read_recipe(path: str | Path, flags: Sequence[str] = ()) -> Recipe:
                 f"{path} must say {what}. Add a line `{name}: …`, or a flag `--{name.replace('_', '-')} …`."
             )
     if values.get("peft") is not None:
-        _require("peft", "peft", "peft")
+        require("peft", "peft", "`peft`")
         from peft import LoraConfig
 
         inside = {name: places["peft"].replace("peft`", f"peft.{name}`") for name in values["peft"]}
@@ -239,11 +239,6 @@ def _size(examples: Any) -> str:
     read = [examples[index] for index in range(min(len(examples), CHECKED_ROWS))]
     prompt, completion = max(len(e.prompt) for e in read), max(len(e.completion) for e in read)
     return f"{len(examples)} rows, prompts of up to {prompt} tokens, completions of up to {completion}"
-
-
-def _require(package: str, setting: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"`{setting}` needs the package {package}: pip install 'sequencematch[{extra}]'.")
 
 
 def _no_model(recipe: Recipe, error: OSError) -> ValueError:
