@@ -1,0 +1,14 @@
+"""Data to train on and to be tested on: arithmetic, text, translation, and what a task of your own must be."""
+
+from collections.abc import Mapping
+
+from sequencematch.tasks.arithmetic import Arithmetic
+from sequencematch.tasks.generator import Question, questions
+from sequencematch.tasks.task import Row, Task, write_rows
+from sequencematch.tasks.text import Text
+from sequencematch.tasks.translation import Translation
+
+#: Name → task.
+TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Arithmetic, Text, Translation)}
+
+__all__ = ["TASKS", "Arithmetic", "Question", "Row", "Task", "Text", "Translation", "questions", "write_rows"]

@@ -1,0 +1,71 @@
+"""What a task is: rows to train on, rows to be tested on, and when an answer is right."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+#: A row as TRL and `datasets` know it: `prompt`, `completion` and perhaps `noise_tokens`; or `text`.
+Row = dict[str, Any]
+
+
+class Task(ABC):
+    """Data and how it is judged. A subclass is a frozen dataclass whose fields are the options of the task.
+
+    `metrics` names what is measured by default, with tokens drawn at `temperature` (0: the likeliest). `max_new_tokens` is
+    the longest completion then, and `prompt_length` how many tokens of a row of `text` are its prompt.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+    temperature: ClassVar[float] = 0.0
+    max_new_tokens: int
+    prompt_length: int | None = None
+
+    @abstractmethod
+    def train(self, tokenizer: Any = None) -> list[Row]:
+        """The rows to train on; a task that counts tokens needs the model's tokenizer."""
+
+    @abstractmethod
+    def test(self, tokenizer: Any = None) -> list[Row]:
+        """The rows to be tested on: none of them is among those to train on."""
+
+    def is_right(self, answer: str, row: Row) -> bool:
+        """Whether what was written behind the prompt is the completion, spaces around it aside."""
+        if "completion" not in row:
+            raise ValueError(
+                f"`row` must have a `completion` to be right or wrong about. Got {', '.join(map(repr, row))}."
+            )
+        return answer.strip() == str(row["completion"]).strip()
+
+
+def write_rows(task: Task, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write `train.jsonl` and `test.jsonl`, the splits that `datasets.load_dataset(folder)` finds; both or neither."""
+    splits = {"train": task.train(tokenizer), "test": task.test(tokenizer)}
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"`task` must have rows in both splits to be written. Got none in {split}.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = {folder / f"{split}.jsonl": folder / f".{split}.jsonl.unfinished" for split in splits}
+    try:
+        for path, rows in zip(unfinished.values(), splits.values(), strict=True):
+            path.write_text(_json_lines(rows), encoding="utf-8")
+        for final, path in unfinished.items():
+            path.replace(final)
+    finally:
+        for path in unfinished.values():
+            path.unlink(missing_ok=True)
+
+
+def check_at_least(task: Task, least: Mapping[str, int]) -> None:
+    """Refuse a task with an option below its least value; None is its default, and fine."""
+    for name, minimum in least.items():
+        value = getattr(task, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}. Got {name}={value}.")
+
+
+def _json_lines(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,0 +1,107 @@
+"""Translation, with a sentence in one language as the question and in another as the answer   (App. G.2)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sequencematch.tasks.sources import check_share, hold_out, is_json_lines, read_lines, read_records, shuffle
+from sequencematch.tasks.task import Row, Task, check_at_least
+
+Pair = tuple[str, str]  # a sentence and its translation
+
+
+@dataclass(frozen=True)
+class Translation(Task):
+    """Sentences and their translations, from two files line by line or from one of JSON lines.
+
+    A row reads `{sentence} Translation: {translation}`, in analogy to arithmetic: the paper doesn't say how its rows did. No
+    pair occurs twice, one with an empty side is dropped, and no sentence of the test is in training. As in the paper only
+    pairs are kept whose sides are both shorter than `max_tokens`, counted as the tokenizer does, with its special tokens.
+    """
+
+    name: ClassVar[str] = "translation"
+    metrics: ClassVar[tuple[str, ...]] = ("bleu", "backspace_rate")
+    source: str | Path = field(default="", metadata={"help": "A file of sentences, or a .jsonl file of pairs."})
+    target: str | Path | None = field(
+        default=None, metadata={"help": "The file of their translations; not for .jsonl."}
+    )
+    test_source: str | Path | None = field(
+        default=None, metadata={"help": "Like source. Default: a share is held out."}
+    )
+    test_target: str | Path | None = field(default=None, metadata={"help": "Like target, for test_source."})
+    source_field: str = field(default="en", metadata={"help": "Where a row of a .jsonl file has the sentence."})
+    target_field: str = field(default="fr", metadata={"help": "Where a row of a .jsonl file has the translation."})
+    max_tokens: int | None = field(
+        default=64,
+        metadata={"help": "Both sides have fewer tokens than this. None: any length, and no tokenizer needed."},
+    )
+    test_size: int = field(default=1000, metadata={"help": "Pairs to be tested on, at most."})
+    test_share: float | None = field(default=None, metadata={"help": "Share of pairs held out. Default: 0.1."})
+    seed: int = field(default=0, metadata={"help": "Which pairs are held out, and their order."})
+    max_new_tokens: int = field(default=64, metadata={"help": "Longest translation when tested."})
+
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense."""
+        if not self.source:
+            raise ValueError("`source` must be a file. Got none.")
+        _check_files("", self.source, self.target)
+        _check_files("test_", self.test_source, self.test_target)
+        check_share(self.test_share, self.test_source is not None, "test_source")
+        check_at_least(self, {"max_tokens": 1, "test_size": 0, "max_new_tokens": 1})
+
+    def train(self, tokenizer: Any = None) -> list[Row]:
+        """All pairs whose sentence is not held out."""
+        pairs = self._pairs("", self.source, self.target)
+        held_out = {sentence for sentence, _ in self._held_out()}
+        return self._rows([pair for pair in pairs if pair[0] not in held_out], tokenizer)
+
+    def test(self, tokenizer: Any = None) -> list[Row]:
+        """Pairs held out."""
+        return self._rows(self._held_out(), tokenizer)[: self.test_size]
+
+    def _held_out(self) -> list[Pair]:
+        if self.test_source is None:
+            pairs = self._pairs("", self.source, self.target)
+            return hold_out(pairs, self.test_share, self.seed, "Give `test_source`.")
+        return shuffle(self._pairs("test_", self.test_source, self.test_target), self.seed)
+
+    def _pairs(self, kind: str, source: str | Path, target: str | Path | None) -> list[Pair]:
+        if target is None:
+            fields = {"source_field": self.source_field, "target_field": self.target_field}
+            found = [(a, b) for a, b in read_records(f"{kind}source", source, fields)]
+        else:
+            found = _aligned(kind, source, target)
+        return [(sentence, other) for sentence, other in dict.fromkeys(found) if sentence and other]
+
+    def _rows(self, pairs: list[Pair], tokenizer: Any) -> list[Row]:
+        if self.max_tokens is None:
+            return [as_row(pair) for pair in pairs]
+        if tokenizer is None:
+            raise ValueError("`tokenizer` must be given to count tokens. Got none; `max_tokens=None` keeps any length.")
+        short = [pair for pair in pairs if all(len(tokenizer(side)["input_ids"]) < self.max_tokens for side in pair)]
+        if not short:
+            raise ValueError(f"`max_tokens` must leave some pairs. Got max_tokens={self.max_tokens}, and none shorter.")
+        return [as_row(pair) for pair in short]
+
+
+def as_row(pair: Pair) -> Row:
+    """A pair in our format."""
+    return {"prompt": f"{pair[0]} Translation:", "completion": f" {pair[1]}"}
+
+
+def _aligned(kind: str, source: str | Path, target: str | Path) -> list[Pair]:
+    sentences, translations = read_lines(f"{kind}source", source), read_lines(f"{kind}target", target)
+    if len(sentences) != len(translations):
+        raise ValueError(
+            f"`{kind}source` and `{kind}target` must have as many lines, each the translation of the other. "
+            f"Got {len(sentences):,} in {source} and {len(translations):,} in {target}."
+        )
+    return list(zip(sentences, translations, strict=True))
+
+
+def _check_files(kind: str, source: str | Path | None, target: str | Path | None) -> None:
+    if source is None and target is not None:
+        raise ValueError(f"`{kind}target` needs `{kind}source`. Got {target} alone.")
+    if source is not None and is_json_lines(source) == (target is not None):
+        expected = "must be left out" if target is not None else "must be the file of translations"
+        raise ValueError(f"`{kind}target` {expected} with `{kind}source`={str(source)!r}. Got {target}.")
