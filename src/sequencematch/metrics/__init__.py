@@ -1,0 +1,33 @@
+"""What is measured on generations, each as a `Measure`: a number, its interval, and a signature that says what it is."""
+
+from sequencematch.metrics.accuracy import accuracy
+from sequencematch.metrics.backspaces import backspace_rate
+from sequencematch.metrics.bleu import bleu
+from sequencematch.metrics.bootstrap import interval, interval_of_mean, interval_of_ratio
+from sequencematch.metrics.encoders import Encoder, hub_model, minilm
+from sequencematch.metrics.mauve import mauve
+from sequencematch.metrics.measure import Measure, signature
+from sequencematch.metrics.perplexity import perplexity
+from sequencematch.metrics.recovery import append_mistake, recovery
+from sequencematch.metrics.repetition import diversity, ngram_entropy, rep_n
+
+__all__ = [
+    "Encoder",
+    "Measure",
+    "accuracy",
+    "append_mistake",
+    "backspace_rate",
+    "bleu",
+    "diversity",
+    "hub_model",
+    "interval",
+    "interval_of_mean",
+    "interval_of_ratio",
+    "mauve",
+    "minilm",
+    "ngram_entropy",
+    "perplexity",
+    "recovery",
+    "rep_n",
+    "signature",
+]
