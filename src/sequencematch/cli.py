@@ -1,5 +1,6 @@
 """The command line: it parses and calls. Commands import what they need themselves, so that `--help` is quick."""
 
+import dataclasses
 import json
 import logging
 import shlex
@@ -16,10 +17,7 @@ from typer.core import TyperCommand
 from sequencematch import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from sequencematch.policy import Policy, Sampling
-    from sequencematch.policy.display import Decode
+    from sequencematch.policy import Policy
 
 app = typer.Typer(
     name="sequencematch",
@@ -113,8 +111,8 @@ def generate(
     from tqdm import tqdm
 
     from sequencematch.policy import Sampling
-    from sequencematch.policy.display import decoder, plain, struck
-    from sequencematch.policy.generation import Rollout, completion, prompt_tokens, rollouts
+    from sequencematch.policy.display import can_strike, decoder, plain, struck, watch
+    from sequencematch.policy.generation import Rollout, completion, prompt_tokens, rollouts, stream
 
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
@@ -132,9 +130,10 @@ def generate(
     initial = [prompt_tokens(policy, text, sampling) for text in prompts]
     decode = decoder(policy.tokenizer)
     console = Console(highlight=False)
-    can_strike = console.is_terminal and console.color_system is not None
-    if len(prompts) == 1 and can_strike and not as_json:
-        _watch(console, policy, prompts[0], initial[0], sampling, decode)
+    strikes = can_strike(console)
+    if len(prompts) == 1 and strikes and not as_json:
+        floor = len(initial[0]) if sampling.protect_prompt else 1
+        watch(console, prompts[0], initial[0], stream(policy, prompts[0], sampling), policy.space, decode, floor=floor)
         return
 
     def show(rollout: Rollout) -> None:
@@ -150,7 +149,7 @@ def generate(
                 "log_probs": [round(log_prob, 4) for log_prob in rollout.log_probs.tolist()],
             }
             print(json.dumps(record, ensure_ascii=False), flush=True)
-        elif can_strike:
+        elif strikes:
             console.print(struck(prompt, trajectory, decode), soft_wrap=True)
         else:
             print(prompt + plain(trajectory, decode), flush=True)
@@ -261,13 +260,218 @@ def train(
         typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(folder), '--prompt', recipes.prompt(trainer)])}")
 
 
+@app.command()
+@_one_line_errors()
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of five; less is learnt.")] = False,
+    seeds: Annotated[int, typer.Option(help="How often each objective is trained.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/demo"),
+) -> None:
+    """Watch a model delete wrong digits; then fine-tune three ways and compare.
+
+    The bundled model is handed sums with a wrong digit. Then the bundled base model, which knows base 10 only, is fine-tuned on
+    other bases with maximum likelihood, behavioural cloning and SequenceMatch, on this machine's CPU.
+
+    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C leaves what is finished.
+    """
+    if seeds < 1:
+        raise ValueError(f"`--seeds` must be at least 1. Got {seeds}.")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
+    _silence_bitsandbytes()
+    from rich.console import Console
+
+    from sequencematch.experiments import demo as experiment
+
+    _quiet()
+    console = Console(highlight=False)
+    scale = experiment.QUICK if quick else experiment.FULL
+    command = shlex.join(["sequencematch", "demo", *(["--quick"] if quick else []), "--seeds", str(seeds)])
+    outcomes: list[Any] = []
+
+    def keep(outcome: Any) -> None:
+        outcomes.append(outcome)
+        is_complete = len(outcomes) == seeds * len(experiment.OBJECTIVES)
+        experiment.save(outcomes, scale, out, command, is_complete=is_complete)
+
+    try:
+        experiment.check_installed()
+        experiment.show(console)
+        experiment.run(scale, range(seeds), out, console, keep)
+    except KeyboardInterrupt as interrupt:
+        if outcomes:
+            console.print(experiment.table(outcomes))
+        left = f"What is finished is in {out}." if outcomes else "Nothing was finished."
+        typer.echo(f"Interrupted. {left}", err=True)
+        raise typer.Exit(130) from interrupt
+    console.print(experiment.table(outcomes))
+    typer.echo(f"Wrote {out / 'comparison.png'}, {out / 'results.json'} and the policies. To try one:\n")
+    prompt = "In base 6, what is 35 + 12? Solution: 4"
+    typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(out / 'sequencematch'), '--prompt', prompt])}")
+
+
 def _recipes() -> Any:
     """The module, imported in silence."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it tells of a kernel it doesn't find
+    _silence_bitsandbytes()
 
     from sequencematch.training import recipe
 
     return recipe
+
+
+class _TaskCommand(TyperCommand):
+    """A command with the options of a task among its flags; its help ends with all of them."""
+
+    context_class = typer.Context
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember what was typed: a record says how it was made."""
+        ctx.meta["typed"] = ["sequencematch", ctx.info_name, *args]
+        return list(super().parse_args(ctx, args))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Look them up only now: it takes seconds."""
+        for heading, entries in _evaluation().documentation(of_metrics=ctx.info_name == "evaluate").items():
+            with formatter.section(heading):
+                formatter.write_dl(entries)
+
+
+Flags = Annotated[list[str] | None, typer.Argument(metavar="--OPTION VALUE", hidden=True)]
+
+
+@app.command(cls=_TaskCommand, context_settings={"ignore_unknown_options": True})
+@_one_line_errors()
+def evaluate(
+    context: typer.Context,
+    model: Model,
+    task: Annotated[str, typer.Option(metavar="TASK", help="One of those below, or your own: file.py:Class.")],
+    flags: Flags = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="A,B", help="What to measure. Default: the task's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="The first so many rows of the test only.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the task's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest with this much probability.")] = None,
+    backspace_bias: Annotated[
+        float, typer.Option(help="Added to the logit of <bkspc>; -inf for a model that never learnt to delete.")
+    ] = 0.0,
+    protect_prompt: Annotated[bool, typer.Option("--protect-prompt", help="Don't delete into the prompt.")] = False,
+    ban_deleted: Annotated[
+        bool, typer.Option("--ban-deleted", help="Don't write what was just deleted there again.")
+    ] = False,
+    sampling_seed: Annotated[
+        int | None, typer.Option(help="Of what is drawn at random here; --seed is the task's, of its rows. Default: 0.")
+    ] = None,
+    mistakes: Annotated[int | None, typer.Option(help="Wrong tokens to recover from. Default: 1.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="MAUVE's: minilm, a folder, or a model on the hub. Default: gpt2-large.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows at a time.")] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …  Default: cpu.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What to load the model in.")] = Dtype.auto,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where results go. Default: out/evaluate/TASK.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
+) -> None:
+    """Measure a model on a task.
+
+    Writes results.json, report.md and all generations to a folder. Interrupted, the same command goes on from there; and with
+    other --metrics it measures the generations that are there.
+
+    The options of a task are flags as well. Text is taken as it stands, anything else is YAML: --entropy '[3, 6]'. One that
+    takes several values is repeated: --files a.txt --files b.txt.
+
+    \b
+        sequencematch evaluate out/arithmetic/final --task arithmetic --module mul --test-size 100
+        sequencematch evaluate gpt2 --task text --files wiki.txt --separator '= [^=]+ =' --encoder minilm
+    """
+    if model.startswith("--"):
+        raise ValueError(f"`MODEL` must come before the options of a task. Got {model!r} first.")
+    evaluation = _evaluation()
+    found = evaluation.find_task(task, flags or [])
+    names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
+    folder = out or Path("out", "evaluate", found.name)
+    given = {"temperature": temperature, "top_p": top_p, "backspace_bias": backspace_bias or None}
+    given |= {"protect_prompt": protect_prompt or None, "ban_deleted": ban_deleted or None}
+    policy = _load(model, device, dtype, trust_remote_code)
+    command = shlex.join(context.meta["typed"])
+    try:
+        record = evaluation.evaluate(
+            policy,
+            found,
+            metrics=names,
+            limit=limit,
+            seed=sampling_seed,
+            mistakes=mistakes,
+            encoder=encoder,
+            batch_size=batch_size,
+            folder=folder,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"Interrupted. {evaluation.standing(folder)} To go on: {command}", err=True)
+        raise typer.Exit(130) from interrupt
+    record = dataclasses.replace(record, model=model, command=command)
+    evaluation.save(record, folder)
+    if as_json:
+        typer.echo(record.to_json())
+        return
+
+    from rich.console import Console
+
+    Console(highlight=False).print(evaluation.table(record))
+    typer.echo(f"Wrote {folder / 'report.md'}, and results.json beside it.")
+
+
+@app.command(cls=_TaskCommand, context_settings={"ignore_unknown_options": True})
+@_one_line_errors()
+def data(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="One of those below, or your own: file.py:Class.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write train.jsonl and test.jsonl.")],
+    flags: Flags = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Whose tokenizer counts tokens, where a task does.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Write the rows of a task, to train on and to be tested on.
+
+    The options of a task are flags, as for sequencematch evaluate: the same ones give the same test.
+
+    \b
+        sequencematch data arithmetic out/mul --module mul
+        sequencematch train RECIPE --dataset out/mul/train.jsonl
+    """
+    for word in (task, str(folder)):
+        if word.startswith("--"):
+            raise ValueError(f"`TASK` and `FOLDER` must come before the options of a task. Got {word!r} first.")
+    there = [path for path in (folder / "train.jsonl", folder / "test.jsonl") if path.exists()]
+    if there and not force:
+        raise ValueError(f"`FOLDER` must not hold other rows. Got {there[0]}: choose another, or add `--force`.")
+    found = _evaluation().find_task(task, flags or [])
+
+    from sequencematch.tasks import write_rows
+
+    write_rows(found, folder, None if model is None else _load_tokenizer(model, trust_remote_code))
+    typer.echo(f"Wrote {folder / 'train.jsonl'} and {folder / 'test.jsonl'}. To train on them:\n")
+    typer.echo(f"    {shlex.join(['sequencematch', 'train', 'RECIPE', '--dataset', str(folder / 'train.jsonl')])}")
+
+
+def _evaluation() -> Any:
+    """The module, imported in silence."""
+    _silence_bitsandbytes()
+
+    from sequencematch import evaluation
+
+    return evaluation
+
+
+def _silence_bitsandbytes() -> None:
+    """On a CPU it tells of a kernel it doesn't find."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -322,12 +526,27 @@ def _load(model: str, device: str | None, dtype: Dtype, trust_remote_code: bool)
         with redirect_stdout(sys.stderr):
             return Policy.from_pretrained(model, device=device, dtype=dtype.value, trust_remote_code=trust_remote_code)
     except OSError as error:
-        if Path(model).exists():
-            raise ValueError(str(error)) from error
-        raise ValueError(
-            f"`MODEL` must be a folder, a .gguf file, or a model on the hub. Got {model!r}, which is neither a folder nor "
-            f"reachable as a hub id: {str(error).splitlines()[0]}"
-        ) from error
+        raise _no_model(model, error) from error
+
+
+def _load_tokenizer(model: str, trust_remote_code: bool) -> Any:
+    """A model's tokenizer alone."""
+    from sequencematch.policy import storage
+
+    _quiet()
+    try:
+        return storage.load_tokenizer(model, {"trust_remote_code": trust_remote_code})
+    except OSError as error:
+        raise _no_model(model, error) from error
+
+
+def _no_model(model: str, error: OSError) -> ValueError:
+    if Path(model).exists():
+        return ValueError(str(error))
+    return ValueError(
+        f"`MODEL` must be a folder, a .gguf file, or a model on the hub. Got {model!r}, which is neither a folder nor "
+        f"reachable as a hub id: {str(error).splitlines()[0]}"
+    )
 
 
 def _quiet() -> None:
@@ -339,26 +558,6 @@ def _quiet() -> None:
     transformers_logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
-
-
-def _watch(
-    console: "Console", policy: "Policy", prompt: str, initial: list[int], sampling: "Sampling", decode: "Decode"
-) -> None:
-    """One row on a terminal, action by action; until it ends it looks like one that was cut."""
-    from rich.live import Live
-
-    from sequencematch.core.mdp import Trajectory
-    from sequencematch.policy.display import struck
-    from sequencematch.policy.generation import stream
-
-    space, actions = policy.space, list[int]()
-    floor = len(initial) if sampling.protect_prompt else 1
-    with Live(console=console) as live:
-        for event in stream(policy, prompt, sampling):
-            actions.append(event.chosen)
-            # The last action of a row that was cut is not executed: here, one that is yet to come.
-            so_far = actions if event.executed == space.eos else [*actions, space.bkspc]
-            live.update(struck(prompt, Trajectory.rollout(space, initial, so_far, floor), decode))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import sequencematch
 from sequencematch.policy import Generation, Policy, Sampling, rollback
+from sequencematch.policy.generation import rollouts
 from sequencematch.policy.rollback import choose, uniforms
 from tests.oracles.naive_sampler import Step, fresh_logits, log_sum_exp, naive_rollout
 from tests.policy.tiny_models import DECODED, HIDDEN, WINDOW, character_tokenizer, exact_llama, llama, mistral
@@ -411,6 +412,20 @@ def test_a_rows_random_numbers_depend_on_seed_row_and_action_alone(policy: Polic
         assert policy.generate(ours, batch_size=batch_size, **options).trajectories == expected
         assert policy.generate(mixed, batch_size=batch_size, **options).trajectories[::3] == expected[::3]
     assert policy.generate(ours[0], **options).trajectories == expected[:1]
+
+
+def test_rows_made_on_their_own_are_those_of_the_whole_if_they_keep_their_numbers(policy: Policy) -> None:
+    sampling = Sampling(max_new_tokens=8, backspace_bias=4.0, seed=11)
+    prompts = ragged_prompts(12, 50)
+    expected = {rollout.row: rollout.trajectory for rollout in rollouts(policy, prompts, sampling)}
+    rows = [7, 2, 11]
+    part = [prompts[row] for row in rows]
+    again = {rollout.row: rollout.trajectory for rollout in rollouts(policy, part, sampling, rows=rows)}
+    assert again == {row: expected[row] for row in rows}
+    # Control: numbered from 0 they are others.
+    assert {rollout.trajectory for rollout in rollouts(policy, part, sampling)} != set(again.values())
+    with pytest.raises(ValueError, match=r"`rows` must have one number per prompt\. Got 2 for 3\."):
+        rollouts(policy, part, sampling, rows=[1, 2])
 
 
 def test_another_seed_or_another_row_gives_other_actions(policy: Policy) -> None:

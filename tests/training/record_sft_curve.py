@@ -118,7 +118,7 @@ def train(trainer: Any, model: Any) -> dict[str, list[float]]:
 
 def main() -> None:
     """Record every format."""
-    from datasets import Dataset  # type: ignore[import-not-found]
+    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found]
 
     torch.set_num_threads(1)

@@ -184,7 +184,7 @@ def test_every_example_is_a_recipe_whose_data_is_there(path: Path, monkeypatch: 
     monkeypatch.chdir(EXAMPLES.parent)
     read = read_recipe(path, ["--use-cpu"])  # so that bf16 is no matter of the machine
     assert read.config.objective == "sequencematch"
-    if read.dataset.endswith(".jsonl"):
+    if read.dataset.startswith("examples/"):  # others are on the hub, or written by `sequencematch data`
         rows, held_out = read.rows()
         questions = [row["prompt"] for row in (*rows, *(held_out or []))]
         assert len(questions) == len(set(questions)) >= 50
@@ -219,11 +219,9 @@ def test_the_examples_answers_are_right_and_their_noise_is_the_digits_of_the_bas
             assert row["noise_tokens"] == [str(digit) for digit in range(base)]
 
 
-def test_the_small_example_runs_with_a_tiny_model_in_its_place(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_small_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
-    flags = ["--model", str(model), "--output-dir", str(tmp_path / "run"), "--use-cpu", "--noise-source", "uniform"]
+    flags = ["--output-dir", str(tmp_path / "run"), "--use-cpu"]
     trainer = run(read_recipe(EXAMPLES / "train_small.yaml", flags))
     assert trainer.state.global_step == trainer.args.max_steps
     assert any("objective" in entry for entry in trainer.state.log_history)

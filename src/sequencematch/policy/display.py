@@ -1,13 +1,17 @@
 """Trajectories for people: what was written, what was deleted, what replaced it."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from sequencematch.core.mdp import Trajectory
+from sequencematch.core.mdp import ActionSpace, Trajectory
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
+
+    from sequencematch.policy.rollback import Chosen
 
 #: Token ids → the text they add to a sentence.
 Decode = Callable[[Sequence[int]], str]
@@ -48,3 +52,34 @@ def struck(prompt: str, trajectory: Trajectory, decode: Decode) -> "Text":
         piece = decode([tokens[i] for i in run])
         text.append(piece.replace("\n", "↵") if style == "red strike" else piece, style)
     return text.append("…" if trajectory.truncated else "<eos>", "dim")
+
+
+def can_strike(console: "Console") -> bool:
+    """Whether deletions can be shown struck through; where not, `plain` spells them out."""
+    return console.is_terminal and console.color_system is not None
+
+
+def watch(
+    console: "Console",
+    prompt: str,
+    initial: Sequence[int],
+    events: Iterator["Chosen"],
+    space: ActionSpace,
+    decode: Decode,
+    *,
+    floor: int = 1,
+    pause_s: float = 0.0,
+) -> None:
+    """One row on a terminal, from its initial tokens on: every action as it happens, after a pause."""
+    from rich.live import Live
+
+    def drawn(actions: Sequence[int]) -> "Text":
+        return struck(prompt, Trajectory.rollout(space, tuple(initial), actions, floor), decode)
+
+    # The last action of a row that was cut is not executed. Until it ends, a row looks as if one to come had been.
+    actions = list[int]()
+    with Live(drawn([space.bkspc]), console=console, auto_refresh=False) as live:
+        for event in events:
+            time.sleep(pause_s)
+            actions.append(event.chosen)
+            live.update(drawn(actions if event.executed == space.eos else [*actions, space.bkspc]), refresh=True)

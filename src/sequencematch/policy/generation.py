@@ -152,30 +152,38 @@ def generate(
 
 
 def rollouts(
-    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, batch_size: int = 64, *, first_row: int = 0
+    policy: "Policy",
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    batch_size: int = 64,
+    *,
+    rows: Sequence[int] | None = None,
 ) -> Iterator[Rollout]:
     """Rows as they end. They are batched in order of prompt length; which batch a row is in changes none of its numbers.
 
-    Rows are numbered from `first_row`, which fixes their random numbers: parts of one job can run in several places.
+    Their numbers, `rows` or from 0 on, fix their random numbers: parts of one job can run in several places, or later.
     """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt. Got none.")
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1. Got {batch_size}.")
+    numbers = range(len(prompts)) if rows is None else rows
+    if len(numbers) != len(prompts):
+        raise ValueError(f"`rows` must have one number per prompt. Got {len(numbers)} for {len(prompts)}.")
     tokens = [prompt_tokens(policy, prompt, sampling) for prompt in prompts]
-    return _rollouts(policy, tokens, sampling, batch_size, first_row)
+    return _rollouts(policy, tokens, numbers, sampling, batch_size)
 
 
 def _rollouts(
-    policy: "Policy", tokens: list[list[int]], sampling: Sampling, batch_size: int, first_row: int
+    policy: "Policy", tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
 ) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     forwards = 0
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
-        numbers = [first_row + row for row in rows]
-        rollback, chosen = _start(policy, [tokens[row] for row in rows], numbers, sampling, seed)
+        drawn = [numbers[row] for row in rows]
+        rollback, chosen = _start(policy, [tokens[row] for row in rows], drawn, sampling, seed)
         events: list[list[Chosen]] = [[] for _ in rows]
         for event in chosen:
             row, actions = rows[event.row], events[event.row]
@@ -183,7 +191,7 @@ def _rollouts(
             if event.executed == policy.space.eos:
                 floor = len(tokens[row]) if sampling.protect_prompt else 1
                 yield Rollout(
-                    row=first_row + row,
+                    row=numbers[row],
                     trajectory=Trajectory.rollout(policy.space, tokens[row], [a.chosen for a in actions], floor),
                     log_probs=torch.tensor([a.log_prob for a in actions]),
                     values=torch.tensor([a.value for a in actions]),

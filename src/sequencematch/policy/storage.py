@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -17,6 +18,11 @@ from sequencematch.policy.backspace import Backspace
 
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
 FORMAT = 1
+_INSIDE = Path(__file__).parents[1] / "models"
+#: Models that come with the package: name → folder. They add and subtract; the second deletes wrong digits.
+BUNDLED: Mapping[str, Path] = MappingProxyType(
+    {"sequencematch/arithmetic-base": _INSIDE / "arithmetic-base", "sequencematch/arithmetic": _INSIDE / "arithmetic"}
+)
 
 
 def write_whole(folder: Path, write: Callable[[Path], None], marker: str | None) -> None:
@@ -87,6 +93,8 @@ def _write(
         weights = {name: gathered[f"backspace.{name}"] for name in weights}
         inner = {name.removeprefix("model."): tensor for name, tensor in gathered.items() if name.startswith("model.")}
         own = {"state_dict": inner}
+    if hasattr(model, "peft_config") and model.get_base_model().name_or_path in BUNDLED:
+        own["save_embedding_layers"] = False  # PEFT would ask the hub whether the vocabulary has grown
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # a bar for writing would break into that of a run
     try:
@@ -144,6 +152,10 @@ def load(
     folder: Path, name: str, options: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, gguf_file: str | None
 ) -> tuple[Any, PreTrainedTokenizerBase | None, Backspace | None]:
     """Model, tokenizer and `<bkspc>` row; the row is None where the folder, or the hub, has a model without one."""
+    if (place := _place(name)) != name:
+        model, tokenizer, backspace = load(Path(place), place, options, tokenizer, gguf_file)
+        _call(model, name)
+        return model, tokenizer, backspace
     if folder.is_file() and folder.suffix == ".gguf":
         folder, gguf_file = folder.parent, folder.name
         name = str(folder)
@@ -160,19 +172,31 @@ def load(
         from peft import PeftConfig, PeftModel
 
         base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
-        base = AutoModelForCausalLM.from_pretrained(base_name, **options)
+        base = AutoModelForCausalLM.from_pretrained(_place(base_name), **options)
+        _call(base, base_name)
         return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer, backspace
     return AutoModelForCausalLM.from_pretrained(name, **options), tokenizer, backspace
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a folder, a GGUF file or a model on the hub; None where a folder has none."""
+    name = _place(name)
     folder = Path(name)
     if folder.is_file() and folder.suffix == ".gguf":
         name, options = str(folder.parent), options | {"gguf_file": folder.name}
     elif folder.is_dir() and "gguf_file" not in options and not any(folder.glob("*token*")):
         return None
     return AutoTokenizer.from_pretrained(name, **options)
+
+
+def _place(name: str) -> str:
+    """Where a model is: a bundled one in the package, but for a folder of that name, which comes first."""
+    return str(BUNDLED[name]) if name in BUNDLED and not Path(name).exists() else name
+
+
+def _call(model: Any, name: str) -> None:
+    """Give a model the name that an adapter, and its card, will say they belong to."""
+    model.name_or_path = model.config.name_or_path = name
 
 
 def _downloaded(name: str, revision: str | None) -> Path | None:

@@ -57,9 +57,8 @@ class InlineRollouts:
                 return []
             room = self.policy.max_positions - max(map(len, request.prompts))
             sampling = replace(self.sampling, max_new_tokens=min(self.sampling.max_new_tokens, room))
-            ended = rollouts(
-                self.policy, request.prompts, sampling, batch_size=len(request.prompts), first_row=request.first
-            )
+            numbers = range(request.first, request.first + len(request.prompts))
+            ended = rollouts(self.policy, request.prompts, sampling, len(request.prompts), rows=numbers)
             rows = sorted(ended, key=lambda rollout: rollout.row)
         return [Experience(row.trajectory, self.version) for row in rows]
 

@@ -1,0 +1,108 @@
+"""Rows to be tested on, in tokens: a prompt, what is known to stand behind it, and what a policy made of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, cast
+
+import torch
+
+from sequencematch.core.mdp import Trajectory
+from sequencematch.metrics import append_mistake
+from sequencematch.policy import Policy
+from sequencematch.tasks import Row, Task
+from sequencematch.training.examples import Reader, hash_seed
+
+#: What can't be too long here: a prompt is measured when it is rolled out, a reference when it is scored.
+_ANY_LENGTH = 2**31
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row and its tokens. A cut text's `reference` is what a human wrote on, with no `<eos>` behind it."""
+
+    row: Row
+    prompt: tuple[int, ...]
+    reference: tuple[int, ...]
+    is_text: bool
+    noise_tokens: tuple[int, ...] | None = None
+
+
+def read_cases(policy: Policy, task: Task, rows: Iterable[Row]) -> list[Case]:
+    """Rows as a trainer reads them; of plain text, `task.prompt_length` tokens are the prompt."""
+    return [_read(policy, task, number, row) for number, row in enumerate(rows)]
+
+
+def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
+    read = Reader(policy.tokenizer, policy.space.eos, _ANY_LENGTH, needs_noise="noise_tokens" in row)
+    try:
+        example = read(row)
+    except ValueError as error:
+        raise ValueError(f"Row {number} of the task {task.name} {error}") from error
+    if not example.is_text:
+        return Case(row, example.prompt, example.completion, is_text=False, noise_tokens=example.noise_tokens)
+    if task.prompt_length is None:
+        raise ValueError(
+            f"The task {task.name} must have a `prompt_length`: its rows are texts, which go on from there. Got None."
+        )
+    text = example.prompt + example.completion
+    start, end = task.prompt_length, task.prompt_length + task.max_new_tokens
+    if len(text) <= start:
+        raise ValueError(
+            f"Row {number} of the task {task.name} must be longer than `prompt_length`={start} tokens. Got {len(text)}."
+        )
+    return Case(row, text[:start], text[start:end], is_text=True)
+
+
+def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: int) -> list[tuple[int, ...]]:
+    """Each prompt, a right beginning and wrong tokens: of the row's `noise_tokens`, or else any of the vocabulary   (§6.1).
+
+    The space an answer starts with is always right: a digit in its place would be a slip of format, and may even be the answer.
+    A row's tokens are drawn from its number and the seed, whatever the other rows are.
+    """
+    tokenizer = cast(Any, policy.tokenizer)
+    special = policy.space.special | set(tokenizer.all_special_ids)
+    vocabulary = [n for n in range(min(policy.space.vocab_size, len(tokenizer))) if n not in special]
+    generators = (torch.Generator().manual_seed(hash_seed("mistake", seed, number)) for number in range(len(cases)))
+    handed = []
+    for case, generator in zip(cases, generators, strict=True):
+        space, rest = _leading_space(policy, case)
+        handed.append(case.prompt + space + append_mistake(rest, case.noise_tokens or vocabulary, generator, mistakes))
+    return handed
+
+
+def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A reference in two: the tokens before the first that is more than a space, and the rest."""
+    start = next((n for n in range(len(case.reference)) if decode(policy, case.reference[n : n + 1]).strip()), 0)
+    return case.reference[:start], case.reference[start:]
+
+
+def decode(policy: Policy, tokens: Sequence[int]) -> str:
+    """Text, with special tokens spelled out: a policy that writes one inside an answer has not given that answer."""
+    return str(cast(Any, policy.tokenizer).decode(list(tokens)))
+
+
+def text_behind(policy: Policy, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """What tokens add to the text before them: by itself, a first token would lose its space with some tokenizers."""
+    shorter, whole = decode(policy, before), decode(policy, [*before, *tokens])
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(shorter, whole, strict=False))
+    return whole[len(list(shared)) :]
+
+
+def answer(policy: Policy, case: Case, trajectory: Trajectory) -> str | None:
+    """What stands behind the question in the end; None where the text no longer starts with the question."""
+    tokens, asked = trajectory.final_state.tokens[:-1], len(case.prompt)
+    if tokens[:asked] == case.prompt:
+        return text_behind(policy, case.prompt, tokens[asked:])
+    question, whole = decode(policy, case.prompt), decode(policy, tokens)  # perhaps written anew, in other tokens
+    return whole[len(question) :] if whole.startswith(question) else None
+
+
+def written(trajectory: Trajectory) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The final tokens, `<eos>` left out: as much of the prompt as survived, and what was written behind it."""
+    depth = lowest = len(trajectory.initial)
+    for action in trajectory.executed:
+        depth += 1 if action != trajectory.space.bkspc else -(depth > trajectory.floor)
+        lowest = min(lowest, depth)
+    tokens = trajectory.final_state.tokens[:-1]
+    return tokens[:lowest], tokens[lowest:]

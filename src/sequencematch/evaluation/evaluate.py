@@ -1,0 +1,163 @@
+"""policy × task × metrics → one record with its signature."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+
+from sequencematch import __version__
+from sequencematch.core.mdp import Trajectory
+from sequencematch.evaluation.cases import read_cases, with_mistakes
+from sequencematch.evaluation.generations import count_kept, digest, digest_of_weights, generations
+from sequencematch.evaluation.measuring import METRICS, Evidence, load_encoder, metric_names
+from sequencematch.evaluation.options import explained
+from sequencematch.evaluation.record import Record
+from sequencematch.evaluation.samples import samples
+from sequencematch.metrics import Encoder
+from sequencematch.policy import Policy, Sampling
+from sequencematch.policy.generation import prompt_tokens
+from sequencematch.tasks import TASKS, Task
+
+#: Where generations go in a folder, and those from prompts with a mistake.
+GENERATIONS, RECOVERIES = "generations.jsonl", "recoveries.jsonl"
+
+
+def evaluate(
+    policy: Policy,
+    task: Task,
+    *,
+    metrics: Sequence[str] | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    mistakes: int | None = None,
+    encoder: str | Encoder | None = None,
+    batch_size: int = 64,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    **sampling: Any,
+) -> Record:
+    """Generate from the prompts of a task's test, or the first `limit` of them, and measure; by default `task.metrics`.
+
+    `sampling` holds fields of `Sampling`; the temperature and `max_new_tokens` are the task's. `seed`, 0 by default, is for
+    sampling and for drawing `mistakes`, one a row by default. `encoder` is MAUVE's: `minilm`, a folder or a model on the hub.
+    Whatever can't work is refused before anything is generated. With `folder`, generations are kept there as they end, and
+    another call with the same settings goes on from them. Bars are shown only where stderr is a terminal.
+    """
+    start = time.perf_counter()
+    names = metric_names(task.metrics if metrics is None else metrics)
+    chosen = [METRICS[name] for name in names]
+    hands_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("hands_mistakes", "encodes"))
+    used = _sampling(task, seed, sampling)
+    _check_used("seed", seed, used.temperature > 0 or hands_mistakes, "nothing is drawn at random")
+    _check_used("mistakes", mistakes, hands_mistakes, "recovery is not measured")
+    _check_used("encoder", encoder, encodes, "MAUVE is not measured")
+    seed, mistakes = seed or 0, (1 if mistakes is None else mistakes) if hands_mistakes else None
+
+    rows = _rows(policy, task, limit, batch_size)
+    cases = read_cases(policy, task, rows)
+    evidence = Evidence(policy, task, cases, batch_size)
+    for name, metric in zip(names, chosen, strict=True):
+        if metric.check is not None:
+            metric.check(name, evidence)
+    handed = with_mistakes(policy, cases, seed, mistakes) if mistakes is not None else []
+    for prompt in (*(case.prompt for case in cases), *handed):
+        prompt_tokens(policy, prompt, used)
+    evidence = replace(evidence, encoder=load_encoder(encoder, policy.device) if encodes else None)
+
+    record = Record(
+        model=policy.base.name_or_path or type(policy.base).__name__,
+        weights=digest_of_weights(policy),
+        dtype=str(policy.base.dtype).removeprefix("torch."),
+        task=task.name,
+        options=_options(task),
+        data=digest(rows),
+        count=len(rows),
+        sampling=_facts(used),
+        seed=seed,
+        mistakes=mistakes,
+        measures=(),
+        samples=(),
+        versions={"sequencematch": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        machine=_machine(policy.device),
+        seconds=0.0,
+    )
+    identity = {"weights": record.weights, "task": record.task_signature, "sampling": record.sampling, "seed": seed}
+
+    def made(prompts: Sequence[tuple[int, ...]], name: str) -> list[Trajectory]:
+        path = None if folder is None else Path(folder) / name
+        return generations(policy, prompts, used, batch_size, path=path, identity=identity, progress=progress)
+
+    evidence = replace(evidence, trajectories=made([case.prompt for case in cases], GENERATIONS))
+    if handed:
+        evidence = replace(evidence, recovered=made(handed, RECOVERIES))
+    return replace(
+        record,
+        measures=tuple(measure for metric in chosen for measure in metric.measure(evidence)),
+        samples=samples(evidence, judge=any(metric.judges for metric in chosen)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def standing(folder: str | Path) -> str:
+    """What an interrupted evaluation leaves."""
+    kept = {name: count_kept(Path(folder) / name) for name in (GENERATIONS, RECOVERIES)}
+    places = [f"{count} in {Path(folder) / name}" for name, count in kept.items() if count]
+    return f"Generations kept: {', '.join(places)}." if places else "There are no generations yet."
+
+
+def documentation(*, of_metrics: bool = True) -> dict[str, list[tuple[str, str]]]:
+    """Heading → metrics, or options of a task, and what they are."""
+    options = {f"Task {name}, measured by {', '.join(kind.metrics)}": explained(kind) for name, kind in TASKS.items()}
+    return ({"Metrics": [(name, metric.help) for name, metric in METRICS.items()]} if of_metrics else {}) | options
+
+
+def _sampling(task: Task, seed: int | None, given: dict[str, Any]) -> Sampling:
+    if "max_new_tokens" in given:
+        raise ValueError("`max_new_tokens` must be the task's: references are cut there as well. Set it in the task.")
+    temperature = given.get("temperature", task.temperature)
+    drawn = {} if temperature == 0 else {"seed": seed or 0}
+    return Sampling(**{"max_new_tokens": task.max_new_tokens, "temperature": temperature, **drawn, **given})
+
+
+def _check_used(name: str, value: object, is_used: bool, why_not: str) -> None:
+    if value is not None and not is_used:
+        raise ValueError(f"`{name}` would be ignored: {why_not}. Got {name}={value}; leave it out.")
+
+
+def _rows(policy: Policy, task: Task, limit: int | None, batch_size: int) -> list[dict[str, Any]]:
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1. Got {value}.")
+    if policy.tokenizer is None:
+        raise ValueError("`policy` must have a tokenizer to read a task's rows with. Got none.")
+    rows = task.test(policy.tokenizer)[:limit]
+    if not rows:
+        raise ValueError(f"`task` must have rows to be tested on. Got none of {task.name}.")
+    return rows
+
+
+def _options(task: Task) -> dict[str, Any]:
+    """The options of a task as JSON has them, those that are not set left out."""
+    values = {field.name: getattr(task, field.name) for field in fields(cast(Any, task))}
+    kept = {name: value for name, value in values.items() if value is not None and value != ()}
+    return dict(json.loads(json.dumps(kept, default=str)))
+
+
+def _facts(sampling: Sampling) -> dict[str, Any]:
+    """Temperature and limits, and all else that is not the default."""
+    defaults = {field.name: field.default for field in fields(Sampling)} | {
+        "temperature": MISSING,
+        "seed": sampling.seed,
+    }
+    facts = {name: value for name, value in vars(sampling).items() if value != defaults[name]}
+    facts |= {"max_new_tokens": sampling.max_new_tokens, "max_actions": sampling.action_limit}
+    return dict(json.loads(json.dumps(facts, default=str)))
+
+
+def _machine(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

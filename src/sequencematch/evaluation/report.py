@@ -1,0 +1,130 @@
+"""A record for people: Markdown for a file, a table for the terminal."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sequencematch.evaluation.record import Record
+from sequencematch.evaluation.samples import Sample
+from sequencematch.metrics import Measure
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MARKS = {True: "✓", False: "✗", None: ""}
+#: Longer texts, or those of several lines, don't go into a table; of a long prompt the end is shown.
+_FITS_A_TABLE, _END_OF_PROMPT = 160, 200
+#: Stands between `~~` and a space or a punctuation mark, beside which it would not strike anything. It has no width.
+_GUARD = "\u200b"
+
+
+def save(record: Record, folder: str | Path) -> None:
+    """Write `results.json` and `report.md`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(record.to_json() + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(report(record), encoding="utf-8")
+
+
+def table(record: Record) -> "Table":
+    """The measures as a table for the terminal."""
+    from rich.table import Table
+
+    found = Table(title=f"{record.task}, {record.count} rows", title_justify="left")
+    for heading in ("metric", "value", "95 % interval", "n"):
+        found.add_column(heading, justify="left" if heading == "metric" else "right")
+    for measure in record.measures:
+        found.add_row(measure.name, *_numbers(measure))
+    return found
+
+
+def report(record: Record) -> str:
+    """Measures, generations with what was deleted struck through, signatures, and how to do it again; in Markdown."""
+    lines = [f"# {escaped(record.task)}: {escaped(record.model)}", "", _summary(record), ""]
+    lines += _table(
+        ["metric", "value", "95 % interval", "n"],
+        [[escaped(measure.name), *_numbers(measure)] for measure in record.measures],
+    )
+    plain = [sample for sample in record.samples if not sample.handed]
+    if plain:
+        texts = [text for sample in plain for text in (sample.question, sample.reference)]
+        is_short = all(len(text) <= _FITS_A_TABLE and "\n" not in text for text in texts)
+        lines += [
+            "",
+            "## Generations",
+            "",
+            "What was deleted is ~~struck~~; ↵ is a new line, … a row that was cut.",
+            "",
+        ]
+        lines += _sample_table(plain) if is_short else _sample_blocks(plain)
+    mistaken = [sample for sample in record.samples if sample.handed]
+    if mistaken:
+        wrong = "a wrong token" if record.mistakes == 1 else f"{record.mistakes} wrong tokens"
+        lines += ["", "## After a mistake", "", f"The same rows, handed over with a right beginning and {wrong}.", ""]
+        lines += _sample_table(mistaken)
+    lines += ["", "## Signatures", "", "```text", record.signature]
+    lines += [*(measure.signature for measure in record.measures), "```"]
+    if record.command is not None:
+        lines += ["", "## Again", "", "```bash", record.command, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown leaves as it is, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|~&$#])", r"\\\1", text.replace("\n", "↵"))
+
+
+def actions(sample: Sample) -> str:
+    """All that was written, in Markdown: what was deleted is struck, and what replaced it stands behind it."""
+    return "".join(_struck(text) if fate == "deleted" else escaped(text) for text, fate in sample.written)
+
+
+def quoted(markdown: str) -> str:
+    """A line of Markdown as a quotation, in which it begins no list, rule or code."""
+    return "> " + re.sub(r"^([+-]|\d+[.)])", _GUARD + r"\1", markdown.lstrip())
+
+
+def _struck(text: str) -> str:
+    first, last = ("" if end.isalnum() else _GUARD for end in (text[0], text[-1]))
+    return f"~~{first}{escaped(text)}{last}~~"
+
+
+def _summary(record: Record) -> str:
+    greedy = record.sampling["temperature"] == 0
+    how = "the likeliest actions" if greedy else f"drawn at temperature {record.sampling['temperature']:g}"
+    return (
+        f"{record.count} rows of {escaped(record.task)}, at most {record.sampling['max_new_tokens']} tokens behind each prompt, "
+        f"{how}; {record.seconds:.0f} s on {escaped(record.machine)}."
+    )
+
+
+def _numbers(measure: Measure) -> tuple[str, str, str]:
+    value, _, interval = str(measure).removeprefix(f"{measure.name} ").partition(" ")
+    return value, interval.strip("[]").replace(", ", " – "), str(measure.count)
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (headings, ["---"] * len(headings), *rows)]
+
+
+def _sample_table(samples: list[Sample]) -> list[str]:
+    columns = {
+        "prompt": [escaped(sample.question) for sample in samples],
+        "handed over": [escaped(sample.handed) for sample in samples],
+        "actions": [actions(sample) for sample in samples],
+        "in the end": [escaped(sample.final) for sample in samples],
+        "reference": [escaped(sample.reference) for sample in samples],
+        "right": [_MARKS[sample.is_right] for sample in samples],
+    }
+    filled = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return _table(list(filled), [list(map(str.strip, row)) for row in zip(*filled.values(), strict=True)])
+
+
+def _sample_blocks(samples: list[Sample]) -> list[str]:
+    lines: list[str] = []
+    for number, sample in enumerate(samples, 1):
+        end = sample.question[-_END_OF_PROMPT:]
+        prompt = escaped(("…" if end != sample.question else "") + end)
+        lines += [f"**{number}.** {prompt}", "", quoted(actions(sample)), ""]
+        lines += [f"In the data: {escaped(sample.reference)}", ""]
+    return lines[:-1]

@@ -1,0 +1,253 @@
+"""The first five minutes: a bundled model deletes wrong digits; then its base is fine-tuned three ways, and they are compared.
+
+The task is the paper's first (§6.1) with small numbers, in bases 5 to 9: the base model knows base 10 only.
+"""
+
+import dataclasses
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sequencematch.evaluation import evaluate
+from sequencematch.extras import require
+from sequencematch.metrics import Measure
+from sequencematch.policy import Policy
+from sequencematch.policy.display import can_strike, decoder, plain, watch
+from sequencematch.tasks import Arithmetic
+from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+
+BASE, FINE_TUNED = "sequencematch/arithmetic-base", "sequencematch/arithmetic"
+#: Questions with a wrong digit at the end, to watch.
+HANDED = (
+    "In base 7, what is 25 + 14? Solution: 5",
+    "In base 8, what is 735 - 66? Solution: 643",
+    "In base 5, what is 10 - 331? Solution: 3",
+    "In base 2, what is 1101 + 110? Solution: 1000",
+)
+OBJECTIVES: Mapping[str, str] = MappingProxyType(
+    {"mle": "maximum likelihood", "bc": "behavioural cloning", "sequencematch": "SequenceMatch"}
+)
+#: What is compared, in this order: the name of a measure → its heading.
+COMPARED: Mapping[str, str] = MappingProxyType(
+    {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right after one"}
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How long each fine-tuning takes, and on how many questions it is tested."""
+
+    steps: int
+    batch_size: int
+    train_questions: int
+    test_questions: int
+
+
+FULL, QUICK = Scale(1000, 32, 8000, 500), Scale(200, 32, 4000, 200)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One objective, trained with one seed, and measured."""
+
+    objective: str
+    seed: int
+    measures: tuple[Measure, ...]
+    curve: tuple[tuple[int, float], ...]
+    train_seconds: float
+    test_seconds: float
+
+    def __getitem__(self, name: str) -> Measure:
+        """The measure of this name."""
+        return next(measure for measure in self.measures if measure.name == name)
+
+
+def task(scale: Scale) -> Arithmetic:
+    """Sums and differences of up to four digits."""
+    return Arithmetic(
+        entropy=(2.0, 4.0),
+        bases=(5, 9),
+        train_size=scale.train_questions,
+        test_size=scale.test_questions,
+        max_new_tokens=12,
+    )
+
+
+def config(objective: str, scale: Scale, seed: int, folder: str) -> SequenceMatchConfig:
+    """The same run for all three; where there is `<bkspc>`, noise of wrong digits, and half of SequenceMatch's steps are BC."""
+    own: dict[str, Any] = {}
+    if objective != "mle":
+        own |= {"noise_rate": 0.3, "noise_source": "tokens"}
+    if objective == "sequencematch":
+        own |= {"bc_steps": scale.steps // 2, "bc_anneal_steps": scale.steps // 4, "generation_batch_size": 256}
+    return SequenceMatchConfig(
+        folder,
+        objective=objective,
+        seed=seed,
+        max_steps=scale.steps,
+        per_device_train_batch_size=scale.batch_size,
+        learning_rate=1e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=scale.steps // 20,
+        adam_beta2=0.98,
+        max_length=128,
+        max_completion_length=12,
+        packing=True,
+        logging_steps=max(scale.steps // 5, 1),
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        **own,
+    )
+
+
+def show(console: Console, pause_s: float = 0.4) -> None:
+    """Hand the bundled model wrong digits, and watch it: token by token on a terminal, spelled out elsewhere."""
+    policy = Policy.from_pretrained(FINE_TUNED)
+    tokenizer: Any = policy.tokenizer
+    decode = decoder(tokenizer)
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 12}
+    console.print("A model that can delete is handed a wrong last digit:\n")
+    for prompt in HANDED:
+        if can_strike(console):
+            tokens = tokenizer(prompt)["input_ids"]
+            watch(console, prompt, tokens, policy.stream(prompt, **options), policy.space, decode, pause_s=pause_s)
+        else:
+            (trajectory,) = policy.generate(prompt, **options).trajectories
+            console.print(prompt + plain(trajectory, decode), soft_wrap=True, markup=False)
+    console.print()
+
+
+def fine_tune(objective: str, scale: Scale, seed: int, save_to: Path | None) -> Outcome:
+    """Fine-tune the base model on a CPU, measure it on questions it has not seen, and keep it."""
+    start = time.perf_counter()
+    questions = task(scale)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = SequenceMatchTrainer(BASE, config(objective, scale, seed, scratch), questions.train())
+        trainer.train()
+    trained = time.perf_counter()
+    policy = trainer.model.eval()
+    record = evaluate(policy, questions, batch_size=256)
+    if save_to is not None:
+        policy.save_pretrained(save_to)
+    logs = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return Outcome(objective, seed, record.measures, tuple(logs), trained - start, time.perf_counter() - trained)
+
+
+def check_installed() -> None:
+    """Refuse to begin without what the comparison needs."""
+    for package, extra in (("mathematics_dataset", "arithmetic"), ("matplotlib", "plot")):
+        require(package, extra, "The demo")
+
+
+def run(
+    scale: Scale, seeds: Sequence[int], folder: Path, console: Console, finished: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Every objective with every seed; `finished` is told of each, so that an interruption loses only one."""
+    check_installed()
+    outcomes: list[Outcome] = []
+    for seed in seeds:
+        for objective, name in OBJECTIVES.items():
+            of = f", seed {seed}" if len(seeds) > 1 else ""
+            console.print(f"Fine-tuning with {name} ({len(outcomes) + 1} of {len(seeds) * len(OBJECTIVES)}{of})")
+            save_to = folder / objective if seed == seeds[0] else None
+            outcomes.append(fine_tune(objective, scale, seed, save_to))
+            finished(outcomes[-1])
+    return outcomes
+
+
+def save(outcomes: Sequence[Outcome], scale: Scale, folder: Path, command: str, *, is_complete: bool) -> None:
+    """Write `results.json` and `comparison.png`, replacing those of fewer outcomes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "command": command,
+        "is_complete": is_complete,
+        "task": repr(task(scale)),
+        "scale": dataclasses.asdict(scale),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
+    }
+    unfinished = folder / ".results.json.unfinished"
+    unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    unfinished.replace(folder / "results.json")
+    draw(outcomes, folder / "comparison.png")
+
+
+def read(folder: Path) -> list[Outcome]:
+    """The outcomes that `save` wrote."""
+    found = json.loads((folder / "results.json").read_text())["outcomes"]
+    return [
+        Outcome(
+            **{
+                **outcome,
+                "measures": tuple(Measure(**m) for m in outcome["measures"]),
+                "curve": tuple((step, loss) for step, loss in outcome["curve"]),
+            }
+        )
+        for outcome in found
+    ]
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """Objectives side by side: means over seeds, with the bootstrap's interval, or for several seeds with their range."""
+    count = outcomes[0]["accuracy"].count
+    drawn = Table(title=f"Percent of {count} questions not seen in training", title_style="", box=box.SIMPLE_HEAD)
+    for heading in ("", *COMPARED.values()):
+        drawn.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for objective, name in OBJECTIVES.items():
+        of = [outcome for outcome in outcomes if outcome.objective == objective]
+        if of:
+            drawn.add_row(name, *(_cell([outcome[measure] for outcome in of]) for measure in COMPARED))
+    return drawn
+
+
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Bars of what is compared, an interval on each, and with several seeds a dot for each."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    colours = {"mle": "#9aa5b1", "bc": "#e0a458", "sequencematch": "#2f6f8f"}
+    present = [objective for objective in OBJECTIVES if any(o.objective == objective for o in outcomes)]
+    figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    width = 0.8 / len(present)
+    for i, objective in enumerate(present):
+        of = [outcome for outcome in outcomes if outcome.objective == objective]
+        for place, name in enumerate(COMPARED):
+            measures = [outcome[name] for outcome in of]
+            x, value = place + (i - (len(present) - 1) / 2) * width, 100 * mean(m.value for m in measures)
+            low, high = (100 * mean(getattr(m, end) for m in measures) for end in ("low", "high"))
+            label = OBJECTIVES[objective] if place == 0 else None
+            axes.bar(x, value, width * 0.92, color=colours[objective], label=label)
+            axes.errorbar(x, value, [[value - low], [high - value]], color="#333333", capsize=3, linewidth=1)
+            if len(measures) > 1:
+                axes.plot([x] * len(measures), [100 * m.value for m in measures], "o", ms=3, color="#333333")
+            axes.annotate(f"{value:.0f}", (x, max(high, value) + 1.5), ha="center", va="bottom", fontsize=9)
+    axes.set_xticks(range(len(COMPARED)), COMPARED.values())
+    axes.set(ylim=(0, 115), yticks=range(0, 101, 20), ylabel="percent of questions")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(present), loc="upper center", bbox_to_anchor=(0.5, 1.14))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _cell(measures: Sequence[Measure]) -> str:
+    if len(measures) == 1:
+        low, high = measures[0].low, measures[0].high
+    else:
+        low, high = min(m.value for m in measures), max(m.value for m in measures)
+    return f"{100 * mean(m.value for m in measures):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
