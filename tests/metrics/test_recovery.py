@@ -22,7 +22,7 @@ def test_with_one_wrong_candidate_the_mistake_is_known(generator: torch.Generato
     assert set(rest) <= {7, 8}
 
 
-def check(completion: list[int], candidates: list[int], mistakes: int, prompt: tuple[int, ...]) -> None:
+def check_mistake(completion: list[int], candidates: list[int], mistakes: int, prompt: tuple[int, ...]) -> None:
     """The oracle: all but the last `mistakes` tokens are the completion's, the next one is not."""
     kept = len(prompt) - mistakes
     assert 0 <= kept < len(completion)
@@ -44,7 +44,7 @@ def test_a_right_prefix_is_followed_by_a_wrong_token(
     completion: list[int], candidates: list[int], mistakes: int, seed: int
 ) -> None:
     draws = torch.Generator().manual_seed(seed)
-    check(completion, candidates, mistakes, append_mistake(completion, candidates, draws, mistakes))
+    check_mistake(completion, candidates, mistakes, append_mistake(completion, candidates, draws, mistakes))
 
 
 def test_a_plain_draw_would_sometimes_be_right(generator: torch.Generator) -> None:
@@ -52,7 +52,7 @@ def test_a_plain_draw_would_sometimes_be_right(generator: torch.Generator) -> No
     plain = [(int(torch.randint(2, (), generator=generator)),) for _ in range(50)]
     right = next(prompt for prompt in plain if prompt == (1,))
     with pytest.raises(AssertionError):
-        check([1], [0, 1], 1, right)
+        check_mistake([1], [0, 1], 1, right)
 
 
 def test_prefixes_and_mistakes_are_uniform(generator: torch.Generator) -> None:

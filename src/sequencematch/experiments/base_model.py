@@ -62,7 +62,7 @@ def questions(count: int, rng: np.random.Generator, *, held_out: bool) -> Iterat
         digits = rng.integers(1, MOST_DIGITS + 1, (2, count))
         a, b = rng.integers(10 ** (digits - 1) - (digits == 1), 10**digits) * rng.choice([1, 1, -1], (2, count))
         minus = rng.integers(2, size=count)
-        kept = ((a * 31 + b * 17 + minus) % HELD_OUT <= 1) == held_out
+        kept = ((a * 31 + b * 17 + minus) % HELD_OUT == 0) == held_out
         answers = a + np.where(minus, -b, b)
         for x, y, is_minus, answer in zip(a[kept], b[kept], minus[kept], answers[kept], strict=True):
             yield f"In base 10, what is {x} {'-' if is_minus else '+'} {y}? Solution:", f" {answer}"

@@ -41,7 +41,7 @@ OBJECTIVES: Mapping[str, str] = MappingProxyType(
 )
 #: What is compared, in this order: the name of a measure → its heading.
 COMPARED: Mapping[str, str] = MappingProxyType(
-    {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right after one"}
+    {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right despite it"}
 )
 
 
