@@ -26,8 +26,8 @@ format: setup  ## rewrite the code the way the check wants it
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-demo: setup  ## a policy learns to delete, in seconds
-	$(BIN)/python examples/tabular.py
+demo: setup  ## a model deletes wrong digits; then three ways to train it are compared
+	$(BIN)/sequencematch demo
 
 bench: setup  ## encoding throughput and memory
 	$(STEADY_MEMORY) KINETO_LOG_LEVEL=5 $(BIN)/python -m benchmarks.encoding --out results/bench/encoding.json

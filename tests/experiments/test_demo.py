@@ -147,9 +147,9 @@ def test_one_seed_is_shown_with_its_interval() -> None:
         measure("recovers", 0.125, 0.08, 0.1749),
     )
     text = printed(demo.table([Outcome("bc", 0, measures, (), 1.0, 1.0)]))
-    (row,) = (line.split("  ") for line in text.splitlines() if "behavioural" in line)
+    (row,) = (line.split("  ") for line in text.splitlines() if "BC" in line)
     cells = [cell.strip() for cell in row if cell.strip()]
-    assert cells == ["behavioural cloning", "50.0 [43.5, 57.0]", "100.0 [100.0, 100.0]", "12.5 [8.0, 17.5]"]
+    assert cells == ["BC", "50.0 [43.5, 57.0]", "100.0 [100.0, 100.0]", "12.5 [8.0, 17.5]"]
 
 
 def test_several_seeds_are_shown_with_their_mean_and_range() -> None:
@@ -166,7 +166,7 @@ def test_the_table_has_a_row_for_each_objective_in_their_order() -> None:
     assert "Percent of 200 questions not seen in training" in lines[0]
     assert all(heading in "".join(lines) for heading in COMPARED.values())
     found = [(name, line) for line in lines for name in OBJECTIVES.values() if name in line]
-    assert [name for name, _ in found] == ["maximum likelihood", "behavioural cloning", "SequenceMatch"]
+    assert [name for name, _ in found] == ["MLE", "BC", "SequenceMatch"]
     for (_, line), cell in zip(found, ("30.0 [20.0, 40.0]", "60.0 [50.0, 70.0]", "90.0 [80.0, 100.0]"), strict=True):
         assert cell in line
     # Control: one that is not there has no row.
@@ -190,7 +190,7 @@ def test_bars_are_means_with_their_intervals_and_dots_are_seeds(
     assert ends == [pytest.approx(pair) for pair in ([30, 50], [40, 60], [40, 60]) * 2]
     dots = [sorted(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"]
     assert dots == [pytest.approx(pair) for pair in ([30, 50], [50, 50], [50, 50]) * 2]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["maximum likelihood", "behavioural cloning"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["MLE", "BC"]
     assert [text.get_text() for text in axes.texts] == ["40", "50", "50"] * 2
     # Control: one seed has no dot.
     assert [bar.get_height() for bar in alone.patches] == pytest.approx([30, 50, 50])
@@ -289,8 +289,8 @@ def test_every_objective_is_trained_measured_kept_and_told_of(tmp_path: Path) ->
         assert o.train_seconds > 0 < o.test_seconds
     assert outcomes[0]["deletes first"].value == 0  # there is no <bkspc> in maximum likelihood
     assert [line for line in written(console).splitlines() if "Fine-tuning" in line] == [
-        "Fine-tuning with maximum likelihood (1 of 3)",
-        "Fine-tuning with behavioural cloning (2 of 3)",
+        "Fine-tuning with MLE (1 of 3)",
+        "Fine-tuning with BC (2 of 3)",
         "Fine-tuning with SequenceMatch (3 of 3)",
     ]
     demo.save(outcomes, TINY, tmp_path, "sequencematch demo", is_complete=True)
@@ -318,7 +318,7 @@ def test_an_outcome_is_told_of_before_the_next_begins_and_one_seed_is_kept(
     demo.run(TINY, [5, 7], tmp_path, console, lambda o: happened.append(("ends", o.objective, o.seed)))
     assert happened == [(what, name, seed) for seed in (5, 7) for name in OBJECTIVES for what in ("begins", "ends")]
     assert kept == [*(tmp_path / name for name in OBJECTIVES), None, None, None]
-    assert "Fine-tuning with maximum likelihood (4 of 6, seed 7)" in written(console)
+    assert "Fine-tuning with MLE (4 of 6, seed 7)" in written(console)
 
 
 def test_an_interruption_leaves_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,7 @@ HANDED = (
     "In base 5, what is 10 - 331? Solution: 3",
     "In base 2, what is 1101 + 110? Solution: 1000",
 )
-OBJECTIVES: Mapping[str, str] = MappingProxyType(
-    {"mle": "maximum likelihood", "bc": "behavioural cloning", "sequencematch": "SequenceMatch"}
-)
+OBJECTIVES: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequencematch": "SequenceMatch"})
 #: What is compared, in this order: the name of a measure → its heading.
 COMPARED: Mapping[str, str] = MappingProxyType(
     {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right despite it"}
@@ -204,7 +202,9 @@ def read(folder: Path) -> list[Outcome]:
 def table(outcomes: Sequence[Outcome]) -> Table:
     """Objectives side by side: means over seeds, with the bootstrap's interval, or for several seeds with their range."""
     count = outcomes[0]["accuracy"].count
-    drawn = Table(title=f"Percent of {count} questions not seen in training", title_style="", box=box.SIMPLE_HEAD)
+    drawn = Table(
+        title=f"Percent of {count} questions not seen in training", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for heading in ("", *COMPARED.values()):
         drawn.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for objective, name in OBJECTIVES.items():
