@@ -77,7 +77,7 @@ def test_by_default_results_go_to_a_folder_of_the_task_and_its_own_metrics_are_m
     monkeypatch.chdir(tmp_path)
     flags = ["--bases", "[2, 6]", "--entropy", "[1, 2]", "--test-size", "3", "--max-new-tokens", "6"]
     assert run("evaluate", model, "--task", "arithmetic", *flags).exit_code == 0
-    record = results(Path("out/evaluate/arithmetic"))
+    record = results(Path("out/evaluate/arithmetic", model.name))
     assert [measure.name for measure in record.measures] == ["accuracy", "deletes first", "recovers", "backspace rate"]
     assert (record.options["bases"], record.options["entropy"]) == ([2, 6], [1.0, 2.0])
 

@@ -371,7 +371,7 @@ def evaluate(
     dtype: Annotated[Dtype, typer.Option(help="What to load the model in.")] = Dtype.auto,
     trust_remote_code: TrustRemoteCode = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where results go. Default: out/evaluate/TASK.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where results go. Default: out/evaluate/TASK/MODEL.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
 ) -> None:
@@ -392,7 +392,7 @@ def evaluate(
     evaluation = _evaluation()
     found = evaluation.find_task(task, flags or [])
     names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
-    folder = out or Path("out", "evaluate", found.name)
+    folder = out or Path("out", "evaluate", found.name, Path(model).name)
     given = {"temperature": temperature, "top_p": top_p, "backspace_bias": backspace_bias or None}
     given |= {"protect_prompt": protect_prompt or None, "ban_deleted": ban_deleted or None}
     policy = _load(model, device, dtype, trust_remote_code)

@@ -306,7 +306,8 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a word that is none of the choices, and say which was likely meant."""
     known = list(choices)
     if value not in known:
-        raise ValueError(f"`{name}` must be one of {', '.join(known)}. Got {value!r}{did_you_mean(str(value), known)}.")
+        near = did_you_mean(str(value), known) or "."
+        raise ValueError(f"`{name}` must be one of {', '.join(known)}. Got {value!r}{near}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
