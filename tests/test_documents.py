@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from sequencematch.experiments import demo
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
@@ -82,6 +83,20 @@ def test_the_readmes_policy_runs_with_a_tiny_model_in_its_place(
     exec(compile(snippet.replace("HuggingFaceTB/SmolLM2-135M", str(tmp_path / "tiny")), "README.md", "exec"), names)
     assert names["policy"].space.bkspc in names["result"].trajectories[0].chosen
     assert (tmp_path / "plain" / "custom_generate" / "generate.py").is_file()
+
+
+def test_the_readmes_comparison_is_what_was_measured() -> None:
+    """Means over three seeds with their range, in percent; a measure that is 0 in all is written 0."""
+    outcomes = demo.read(ROOT / "results" / "demo")
+    rows = dict(
+        re.findall(r"^\| (MLE|BC|SequenceMatch) \| (.*) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    )
+    assert len(outcomes) == 9
+    for objective, name in demo.OBJECTIVES.items():
+        of = [outcome for outcome in outcomes if outcome.objective == objective]
+        cells = [[100 * outcome[measure].value for outcome in of] for measure in demo.COMPARED]
+        shown = [f"{sum(c) / 3:.1f} [{min(c):.1f}, {max(c):.1f}]" if any(c) else "0" for c in cells]
+        assert rows[name].split(" | ") == shown
 
 
 def test_every_name_in_paper_to_code_exists() -> None:

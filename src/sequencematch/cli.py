@@ -263,7 +263,7 @@ def train(
 @app.command()
 @_one_line_errors()
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of five; less is learnt.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of four; less is learnt.")] = False,
     seeds: Annotated[int, typer.Option(help="How often each objective is trained.")] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/demo"),
 ) -> None:
