@@ -71,7 +71,7 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run 
 @app.command()
 @_one_line_errors()
 def generate(
-    model: Model,
+    model: Model = "sequencematch/arithmetic",
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="What to start from. May be repeated.")
     ] = None,

@@ -126,9 +126,10 @@ def test_the_base_adds_in_base_10_and_writes_the_same_in_any_other() -> None:
     assert share_right(policy, [(q, f" {int(a) + int(b)}") for q, (a, b, _) in zip(asked, sums, strict=True)]) > 0.9
 
 
-def test_the_command_of_the_documentation_prints_the_deletion() -> None:
+@pytest.mark.parametrize("model", [[FINE_TUNED], []], ids=["named", "by default"])
+def test_the_command_of_the_documentation_prints_the_deletion(model: list[str]) -> None:
     flags = ["--prompt", HANDED[0], "--temperature", "0"]
-    result = CliRunner().invoke(cli.app, ["generate", FINE_TUNED, *flags], env={"FORCE_COLOR": None})
+    result = CliRunner().invoke(cli.app, ["generate", *model, *flags], env={"FORCE_COLOR": None})
     assert result.stdout == f"{HANDED[0]}<bkspc>42<eos>\n", result.output
 
 
