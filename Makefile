@@ -1,8 +1,6 @@
 # Everything a newcomer types. Each target sets up what it needs in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# glibc gives freed memory back and takes it again, page by page, as its thresholds happen to lie: that is not what we measure.
-STEADY_MEMORY := MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=268435456
 
 .PHONY: setup test lint format demo bench clean
 
@@ -29,8 +27,8 @@ format: setup  ## rewrite the code the way the check wants it
 demo: setup  ## a model deletes wrong digits; then three ways to train it are compared
 	$(BIN)/sequencematch demo
 
-bench: setup  ## encoding throughput and memory
-	$(STEADY_MEMORY) KINETO_LOG_LEVEL=5 $(BIN)/python -m benchmarks.encoding --out results/bench/encoding.json
+bench: setup  ## training and sampling beside plain Hugging Face and the paper's recipe, on one thread; BENCH=--quick takes a minute
+	$(BIN)/sequencematch bench --out results/bench $(BENCH)
 
 clean:  ## remove what the other targets made
 	rm -rf .venv out

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import write_json
 from sequencematch import Policy, SequenceMatchConfig, SequenceMatchTrainer
+from sequencematch.bench.measure import write_json
 
 
 def fine_tune(args: argparse.Namespace) -> dict[str, Any]:

@@ -18,7 +18,7 @@ LAYERS = [
     ("policy", "tasks", "metrics"),
     ("training",),
     ("evaluation",),
-    ("experiments", "serving"),
+    ("bench", "experiments", "serving"),
     ("cli",),
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}

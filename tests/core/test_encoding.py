@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sequencematch.core.encoding import Encoding, Layout, attend, encode
+from sequencematch.core.encoding import Encoding, Layout, attend, encode, fitting_row_length
 from sequencematch.core.mdp import Trajectory
 from tests.oracles.algorithm_a import printed_algorithm_a
 from tests.oracles.stack_machine import replay
@@ -231,3 +231,46 @@ def test_wrong_arguments_are_refused() -> None:
     message = "Got row_length=3, but trajectory 1 has 4 nodes in this layout. Raise `row_length`, or cut the trajectory"
     with pytest.raises(ValueError, match=re.escape(message)):
         encode([trajectory.truncate(2), trajectory], row_length=3)
+
+
+# Row lengths
+
+
+def of_length(nodes: int, prompt: tuple[int, ...] = (0,)) -> Trajectory:
+    return Trajectory.rollout(SPACE, prompt, (*(1 + i % 3 for i in range(nodes - len(prompt) - 1)), EOS))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape"),
+    [
+        ([128] * 4, (4, 128)),  # nothing to gain from longer rows
+        ([128] * 4 + [80] * 4, (4, 208)),  # each of the long ones with a short one
+        ([60, 20, 20, 20], (1, 120)),  # 120 · (6 · 512 + 120) is less than 2 · 64 · (6 · 512 + 64)
+        ([5], (1, 8)),
+    ],
+)
+def test_rows_are_as_long_as_leaves_least_to_compute(lengths: list[int], shape: tuple[int, int]) -> None:
+    trajectories = [of_length(n) for n in lengths]
+    length = fitting_row_length(trajectories, 512, share_prompts=False)
+    assert tuple(encode(trajectories, row_length=length).tokens.shape) == shape
+
+
+def test_rows_are_long_enough_for_what_shares_a_prompt() -> None:
+    prompts = [tuple(1 + (i >> bit & 1) for bit in range(30)) for i in range(8)]
+    pairs = [of_length(40, prompt) for prompt in prompts for _ in range(2)]
+    length = fitting_row_length(pairs, 512)
+    encoding = encode(pairs, row_length=length, share_prompts=True)
+    assert encoding.tokens.numel() <= 1.1 * 8 * 50  # 50 nodes a pair: the prompt once, two completions of ten
+    apart = fitting_row_length(pairs, 512, share_prompts=False)
+    assert encode(pairs, row_length=apart).tokens.numel() >= 16 * 40
+
+
+@given(st.lists(st.integers(3, 90), min_size=1, max_size=12), st.sampled_from([8, 512, 4096]), st.booleans())
+def test_every_batch_fits_and_little_of_it_is_padding(lengths: list[int], hidden_size: int, share: bool) -> None:
+    trajectories = [of_length(n) for n in lengths]
+    length = fitting_row_length(trajectories, hidden_size, share_prompts=share)
+    encoding = encode(trajectories, row_length=length, share_prompts=share)
+    alone = encode(trajectories)
+    assert encoding.tokens.numel() <= alone.tokens.numel() + 8 * len(
+        lengths
+    )  # never worse than a row each, but for rounding

@@ -285,16 +285,19 @@ def test_the_other_comparisons_delete_too(model: str) -> None:
 # Negative controls: the comparison notices what it is there to notice
 
 
-def test_if_a_deleted_token_stays_visible_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    execute = rollback.Rollback._execute
+def test_if_a_deleted_token_stays_in_the_cache_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = rollback.StackCache.update
 
-    def leaves_no_hole(self: rollback.Rollback, place: int, action: int) -> int:
-        top = self.rows[place].columns[-1]
-        executed = execute(self, place, action)
-        self.is_alive[place, top] = True
-        return executed
+    def keeps_what_was_first_written(
+        self: rollback.StackCache, key: Tensor, value: Tensor, layer_idx: int, *args: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.column.ndim == 1:
+            old_key, old_value = (part[self.row, :, self.column][:, :, None] for part in self.stored[layer_idx])
+            is_written = old_key.abs().sum((1, 2, 3), keepdim=True) > 0
+            key, value = torch.where(is_written, old_key, key), torch.where(is_written, old_value, value)
+        return update(self, key, value, layer_idx, *args)
 
-    monkeypatch.setattr(rollback.Rollback, "_execute", leaves_no_hole)
+    monkeypatch.setattr(rollback.StackCache, "update", keeps_what_was_first_written)
     case = case_of("float64", "sampled")
     result = policy_of("float64").generate(case.prompts, **case.options)
     differences = first_differences(result, naive("float64", "sampled"))
@@ -311,14 +314,14 @@ def test_if_the_window_counts_nothing_the_comparison_fails(monkeypatch: pytest.M
     assert len([difference for difference in differences if difference.margin > TIE]) >= 3
 
 
-def test_if_positions_count_columns_instead_of_depth_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_positions_count_pushes_instead_of_depth_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = rollback.Rollback._forward
 
-    def counts_columns(self: rollback.Rollback, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
-        first = keep.shape[-1] - tokens.shape[1]
-        return forward(self, tokens, keep, torch.arange(first, keep.shape[-1]).expand_as(positions))
+    def counts_pushes(self: rollback.Rollback, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
+        pushes = (self.prompt + self.forwards - 1)[:, None]
+        return forward(self, tokens, keep, positions if tokens.shape[1] > 1 else pushes)
 
-    monkeypatch.setattr(rollback.Rollback, "_forward", counts_columns)
+    monkeypatch.setattr(rollback.Rollback, "_forward", counts_pushes)
     case = case_of("float64", "sampled")
     result = policy_of("float64").generate(case.prompts, **case.options)
     differences = first_differences(result, naive("float64", "sampled"))

@@ -143,10 +143,12 @@ def test_dividing_each_batch_by_its_own_count_gives_another_update(alone: Refere
 
         def get_batch_samples(self, *arguments: Any) -> Any:
             batches, num_items = super().get_batch_samples(*arguments)
-            counts = [int(b["batch"].encoding.length[: b["batch"].num_data].sum()) for b in batches]
-            own = [replace(b["batch"], num_items=n * len(batches)) for b, n in zip(batches, counts, strict=True)]
+            parts = [part for batch in batches for part in batch["parts"]]
+            assert len(parts) == len(batches)
+            counts = [int(part.encoding.length[: part.num_data].sum()) for part in parts]
+            own = [replace(part, num_items=n * len(parts)) for part, n in zip(parts, counts, strict=True)]
             assert sum(counts) == num_items
-            return [{"batch": batch} for batch in own], num_items
+            return [{"parts": [part]} for part in own], num_items
 
     with pytest.raises(AssertionError):
         check_same(alone("bc", (2, 4), trainer_class=OwnCounts), alone("bc"))

@@ -13,7 +13,7 @@ from sequencematch.core.divergences import DIVERGENCES
 from sequencematch.core.encoding import Encoding
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.training import trainer as trainer_module
+from sequencematch.training import collator as collator_module
 from sequencematch.training.collator import encode_batch
 from tests.oracles import equations
 from tests.training.tiny_run import policy as tiny_policy
@@ -38,11 +38,11 @@ def one_step(
     """A policy before a step of two batches of three, the trajectories of each batch, the logged loss and the gradients."""
     batches: list[tuple[Trajectory, ...]] = []
 
-    def record(trajectories: Sequence[Trajectory], row_length: int | None) -> Encoding:
+    def record(trajectories: Sequence[Trajectory], hidden_size: int | None) -> Encoding:
         batches.append(tuple(trajectories))
-        return encode_batch(trajectories, row_length)
+        return encode_batch(trajectories, hidden_size)
 
-    monkeypatch.setattr(trainer_module, "encode_batch", record)
+    monkeypatch.setattr(collator_module, "encode_batch", record)
     policy, gradients = tiny_policy(exact=True), Gradients()
     with torch.no_grad():  # an offset head that does something, and a row that is not the mean of the others
         for parameter in policy.backspace.parameters():
@@ -135,6 +135,21 @@ def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
     check_step(
         policy, BC_WEIGHT * equations.negative_log_likelihood(ours) + (1 - BC_WEIGHT) * terms["loss"], logged, gradients
     )
+
+
+def test_a_step_in_several_forward_passes_equals_the_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of three sequences of nine nodes, and rollouts as long: each in the memory of its data, so in two passes."""
+    words = [{"prompt": word[:3], "completion": word[3:]} for word in ("rivers", "stones", "clouds", "apples") * 2]
+    changes = {"noise_rate": 0.6, "truncation": True, "max_length": 9, "max_completion_length": 6}
+    policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, dataset=words, **changes)
+    data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
+    model = [t for batch in batches for t in batch if any(t.policy_chosen)]
+    assert [len(batch) for batch in batches] == [4, 2, 4, 2]
+    assert (len(data), len(model)) == (6, 6)
+    ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
+    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA)
+    expected = BC_WEIGHT * equations.negative_log_likelihood(ours) + (1 - BC_WEIGHT) * terms["loss"]
+    check_step(policy, expected, logged, gradients)
 
 
 @pytest.mark.parametrize("objective", ["bc", "mle"])

@@ -142,7 +142,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_checkpoint(t
                 run.model.backspace.row.fill_(math.nan)
         return steps(*arguments, **options)
 
-    run.training_step = break_at_the_fifth
+    run.training_step = break_at_the_fifth  # type: ignore[method-assign]
     with pytest.raises(
         NonFiniteError, match=r"The loss is nan, of .*loss/bc.* at step 5. It was not used, and the checkpoints"
     ):

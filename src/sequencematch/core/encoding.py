@@ -11,6 +11,7 @@ laid one after another in a row never see each other, since each deletes all its
 """
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -245,13 +246,15 @@ class _Group:
 def _group(
     trajectories: Sequence[Trajectory], counts: Sequence[int], deletes_prompt: Sequence[bool], limit: int | None
 ) -> list[_Group]:
-    """Gather trajectories of equal initial state into groups of at most `limit` nodes, one that deletes the prompt last.
+    """Gather trajectories of equal initial state into groups of at most `limit` nodes, largest first, one that deletes the
+    prompt last.
 
     Without a limit each is a group of its own.
     """
     groups: list[_Group] = []
     open_groups: dict[tuple[int, ...], list[_Group]] = {}
-    for index in sorted(range(len(trajectories)), key=deletes_prompt.__getitem__):
+    order = range(len(trajectories))
+    for index in order if limit is None else sorted(order, key=lambda index: (deletes_prompt[index], -counts[index])):
         initial = trajectories[index].initial
         body = counts[index] - len(initial)
         candidates = open_groups.setdefault(initial, [])
@@ -293,6 +296,51 @@ def _place(
             body_start += counts[index] - len(trajectories[index].initial)
         used[row] = body_start
     return places, len(used), width
+
+
+def fitting_row_length(trajectories: Sequence[Trajectory], hidden_size: int, *, share_prompts: bool = True) -> int:
+    """The row length at which a transformer of that width has least to do: few padding nodes, rows not too long   (Alg. A).
+
+    A node costs 24 d² in the products of a layer and 4 · row · d in attention, a ratio of row / 6d. Lengths are rounded up
+    to one of at most sixteen in an octave, so that batches of about one size have one shape.
+    """
+    longest = max(trajectory.num_nodes for trajectory in trajectories)
+    groups: dict[tuple[int, ...] | int, list[int]] = {}
+    alone: dict[tuple[int, ...] | int, int] = {}
+    for index, trajectory in enumerate(trajectories):
+        key = trajectory.initial if share_prompts else index
+        group = groups.setdefault(key, [])
+        group.append(trajectory.num_nodes - len(trajectory.initial) * bool(group))
+        alone[key] = alone.get(key, 0) + trajectory.num_nodes
+    # Those that share much of a prompt stay together; those that share <bos> alone are spread over rows.
+    together = [
+        [sum(group)] if 2 * longest >= sum(group) <= 0.9 * alone[key] else group for key, group in groups.items()
+    ]
+    sizes = sorted((size for group in together for size in group), reverse=True)
+    shortest, total = max(longest, sizes[0]), sum(sizes)
+    tried = (shortest * sixteenths // 16 for sixteenths in (*range(16, 33), 48, 64))
+    lengths = {_rounded(max(shortest, min(length, total))) for length in tried}
+    return min(lengths, key=lambda length: (_rows_needed(sizes, length) * length * (6 * hidden_size + length), length))
+
+
+def _rounded(length: int) -> int:
+    step = max(8, (1 << (length - 1).bit_length()) // 32)
+    return -(-length // step) * step
+
+
+def _rows_needed(sizes: Sequence[int], length: int) -> int:
+    """Best fit, largest first."""
+    rooms: list[int] = []  # ascending
+    rows = 0
+    for size in sizes:
+        place = bisect_left(rooms, size)
+        if place == len(rooms):
+            rows += 1
+            room = length - size
+        else:
+            room = rooms.pop(place) - size
+        insort(rooms, room)
+    return rows
 
 
 def _pad(

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +19,17 @@ from transformers import (
 )
 
 from sequencematch.core.mdp import Trajectory
-from sequencematch.policy.rollback import Chosen, Limits, Process, Rollback, uniforms
+from sequencematch.policy.graphs import Replayed, addresses, can_replay
+from sequencematch.policy.rollback import Choice, Chosen, Limits, Rollback, uniforms
 
 if TYPE_CHECKING:
     from sequencematch.policy.policy import Policy
 
 Prompt = str | Sequence[int]
+#: The share of slots that must be free before waiting prompts are taken in: a pass over one costs almost what many cost.
+REFILL = 1 / 8
+#: Prompts that differ less in length than this share a captured graph.
+PROMPT_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,12 @@ class Sampling:
         """The most actions a row may take."""
         return self.max_actions if self.max_actions is not None else 4 * self.max_new_tokens + 1
 
-    def process(self) -> Process | None:
-        """What becomes of logits before one is chosen, if anything.
+    def choice(self) -> Choice:
+        """What becomes of logits before one is chosen.
 
         Given processors on each row's live tokens, then temperature, top-k, top-p and min-p on all rows at once.
         """
-        warpers = LogitsProcessorList()
+        given, warpers = self.logits_processor, LogitsProcessorList()
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(self.temperature))
         if self.top_k is not None:
@@ -85,20 +91,24 @@ class Sampling:
             warpers.append(TopPLogitsWarper(self.top_p))
         if self.min_p is not None:
             warpers.append(MinPLogitsWarper(self.min_p))
-        given = self.logits_processor
-        if given is None and not warpers:
-            return None
 
-        def apply(states: list[list[int]], logits: Tensor) -> Tensor:
-            if given is not None:
-                alone = [
-                    given(torch.tensor([s], device=logits.device), row[None])
-                    for s, row in zip(states, logits, strict=True)
-                ]
-                logits = torch.cat(alone)
+        def process(states: list[list[int]], logits: Tensor) -> Tensor:
+            alone = [
+                given(torch.tensor([state], device=logits.device), row[None])
+                for state, row in zip(states, logits, strict=True)
+            ]
+            return torch.cat(alone)
+
+        def warp(logits: Tensor) -> Tensor:
             return warpers(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
 
-        return apply
+        return Choice(
+            self.temperature == 0,
+            None if given is None else process,
+            warp if warpers else None,
+            self.ban_deleted,
+            self.backspace_bias,
+        )
 
 
 @dataclass(frozen=True)
@@ -178,33 +188,30 @@ def _rollouts(
     policy: "Policy", tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
 ) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
-    order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
-    forwards = 0
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
-        drawn = [numbers[row] for row in rows]
-        rollback, chosen = _start(policy, [tokens[row] for row in rows], drawn, sampling, seed)
-        events: list[list[Chosen]] = [[] for _ in rows]
-        for event in chosen:
-            row, actions = rows[event.row], events[event.row]
-            actions.append(event)
-            if event.executed == policy.space.eos:
+    waiting = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))  # the shortest, at the end, goes first
+    slots = min(batch_size, len(tokens))
+    with _decoder(policy, sampling, slots, max(map(len, tokens))) as rollback:
+        while waiting or any(number is not None for number in rollback.numbers):
+            free = rollback.free()
+            if waiting and len(free) >= REFILL * slots:
+                starting = [waiting.pop() for _ in range(min(len(free), len(waiting)))]
+                _fill(rollback, free, starting, tokens, numbers, seed)
+            rollback.advance()
+            for row, chosen, log_probs, values in rollback.ended():
                 floor = len(tokens[row]) if sampling.protect_prompt else 1
-                yield Rollout(
-                    row=numbers[row],
-                    trajectory=Trajectory.rollout(policy.space, tokens[row], [a.chosen for a in actions], floor),
-                    log_probs=torch.tensor([a.log_prob for a in actions]),
-                    values=torch.tensor([a.value for a in actions]),
-                    forward_passes=forwards + rollback.forwards,
-                )
-        forwards += rollback.forwards
+                trajectory = Trajectory.rollout(policy.space, tokens[row], chosen, floor)
+                yield Rollout(numbers[row], trajectory, log_probs, values, rollback.forwards)
+            if not waiting:
+                rollback.drop_ended()
 
 
 def stream(policy: "Policy", prompt: Prompt, sampling: Sampling) -> Iterator[Chosen]:
     """Every action as it happens."""
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
-    _, chosen = _start(policy, [prompt_tokens(policy, prompt, sampling)], [0], sampling, seed)
-    yield from chosen
+    tokens = prompt_tokens(policy, prompt, sampling)
+    with _decoder(policy, sampling, 1, len(tokens), watched=True) as rollback:
+        _fill(rollback, [0], [0], [tokens], [0], seed)
+        yield from rollback.run()
 
 
 def prompt_tokens(policy: "Policy", prompt: Prompt, sampling: Sampling) -> list[int]:
@@ -249,10 +256,12 @@ def completion(policy: "Policy", trajectory: Trajectory) -> str:
     return whole[shared:]
 
 
-def _start(
-    policy: "Policy", prompts: list[list[int]], numbers: list[int], sampling: Sampling, seed: int
-) -> tuple[Rollback, Iterator[Chosen]]:
-    space = policy.space
+@contextmanager
+def _decoder(
+    policy: "Policy", sampling: Sampling, slots: int, longest_prompt: int, *, watched: bool = False
+) -> Iterator[Rollback]:
+    """A decoder with all its slots free: replayed on a GPU where nothing but tensors takes part in a step."""
+    space, choice = policy.space, sampling.choice()
     limits = Limits(
         space.eos,
         space.bkspc,
@@ -261,10 +270,30 @@ def _start(
         sampling.protect_prompt,
         frozenset(sampling.stop_tokens),
     )
-    rollback = Rollback(policy.base, policy.action_logits, prompts, limits)
-    drawn = [uniforms(seed, number, limits.max_actions).tolist() for number in numbers]
-    uniform = (lambda row, action: drawn[row][action]) if sampling.temperature > 0 else None
-    actions = rollback.run(
-        uniform, sampling.process(), ban_deleted=sampling.ban_deleted, backspace_bias=sampling.backspace_bias
-    )
-    return rollback, actions
+
+    def make(kind: type[Rollback]) -> Any:
+        return kind(policy.base, policy.action_logits, limits, choice, slots=slots, longest_prompt=longest_prompt)
+
+    if watched or choice.ban_deleted or choice.process is not None or not can_replay(policy):
+        yield make(Rollback)
+        return
+    longest_prompt = -(-longest_prompt // PROMPT_STEP) * PROMPT_STEP
+    key = (replace(sampling, seed=None), slots, longest_prompt, addresses(policy))
+    decoder = policy.spare.take(key, lambda: make(Replayed))
+    try:
+        yield decoder
+    finally:
+        policy.spare.keep(key, decoder)
+
+
+def _fill(
+    rollback: Rollback,
+    free: list[int],
+    starting: list[int],
+    tokens: list[list[int]],
+    numbers: Sequence[int],
+    seed: int,
+) -> None:
+    """Start rows in free slots, each with the random numbers of its own."""
+    drawn = [] if rollback.choice.greedy else [uniforms(seed, numbers[row], rollback.actions) for row in starting]
+    rollback.fill(free[: len(starting)], starting, [tokens[row] for row in starting], drawn)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 #: How many logits are in memory at a time: 128 MiB in float32.
 SLAB_ELEMENTS = 2**25
+#: Up to how many a trained unembedding's are kept for the backward pass: 1 GiB in float32, a third of what dense logits take.
+KEPT_ELEMENTS = 2**28
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ def action_logits_and_values(
 ) -> tuple[Float[Tensor, "visit"], Float[Tensor, "node"]]:
     """ℓ(a|s) of each visit, at the node `visit` with token `action`, and V(s) = log Σ_x exp ℓ(x|s) of each node   (Eq. 4).
 
-    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are made in slabs of the vocabulary
-    and dropped. Where the unembedding is trained they are made again in the backward pass, and each row of its gradient once;
-    where it is frozen, ∂V/∂h = softmax · W is kept instead, one vector per node, and nothing is computed twice.
+    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are made in slabs of the vocabulary.
+    Where the unembedding is frozen, ∂V/∂h = softmax · W is kept, one vector per node, and the logits are dropped. Where it is
+    trained, the exponentials of few enough are kept; those of more are made again in the backward pass.
     """
     weight, bias = unembedding.weight, unembedding.bias
     if torch.is_autocast_enabled(hidden.device.type):
@@ -59,7 +61,7 @@ def action_logits_and_values(
 
 
 class _SlabHead(torch.autograd.Function):
-    """The two outputs of `action_logits_and_values`, with logits recomputed or their gradient kept."""
+    """The two outputs of `action_logits_and_values`, with exponentials kept or recomputed, or ∂V/∂h kept."""
 
     @staticmethod
     def forward(
@@ -72,7 +74,10 @@ class _SlabHead(torch.autograd.Function):
         unembedding: Unembedding,
     ) -> tuple[Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
-        keeps_slope = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        is_trained = any(ctx.needs_input_grad[1:3])
+        keeps_slope = ctx.needs_input_grad[0] and not is_trained
+        keeps_weights = is_trained and unembedding.softcap is None and len(hidden) * len(weight) <= KEPT_ELEMENTS
+        kept = []
         largest = torch.full((len(hidden), 1), -torch.inf, dtype=precise, device=hidden.device)
         total = torch.zeros_like(largest)
         value_slope = torch.zeros_like(hidden, dtype=precise) if keeps_slope else None
@@ -86,13 +91,15 @@ class _SlabHead(torch.autograd.Function):
             total = total * shrink + weights.sum(1, keepdim=True)
             if value_slope is not None:
                 _add_product(value_slope.mul_(shrink), _scaled(weights, slope).to(weight.dtype), weight[tokens])
+            if keeps_weights:
+                kept.append((weights.to(weight.dtype), larger))
             largest = larger
         value = (largest + total.log()).squeeze(1)
         if value_slope is not None:
             value_slope = value_slope.div_(total).to(hidden.dtype)
         raw = (hidden[visit].to(precise) * weight[action]).sum(1)
         chosen = unembedding.transform(raw if bias is None else raw + bias[action])
-        ctx.unembedding = unembedding
+        ctx.unembedding, ctx.kept = unembedding, kept
         ctx.save_for_backward(hidden, weight, bias, visit, action, value, chosen, value_slope)
         return chosen, value
 
@@ -108,10 +115,16 @@ class _SlabHead(torch.autograd.Function):
         hidden_grad = torch.zeros_like(hidden, dtype=precise) if needs_hidden else None
         weight_grad = torch.empty_like(weight) if needs_weight else None
         bias_grad = torch.empty_like(bias) if needs_bias else None
-        for tokens in _slabs(hidden, weight):
-            logits = _logits(hidden, weight, bias, tokens, unembedding)
-            slope = unembedding.slope(logits)
-            logits_grad = _scaled(logits.sub_(value[:, None]).exp_(), slope).mul_(value_grad[:, None])
+        kept, ctx.kept = ctx.kept, []  # written over below, so a second backward pass computes them again
+        for number, tokens in enumerate(_slabs(hidden, weight)):
+            if kept:
+                weights, largest = kept[number]
+                factor = (largest - value[:, None]).exp() * value_grad[:, None] * unembedding.scale
+                logits_grad = weights.mul_(factor) if weights.dtype == precise else weights * factor
+            else:
+                logits = _logits(hidden, weight, bias, tokens, unembedding)
+                slope = unembedding.slope(logits)
+                logits_grad = _scaled(logits.sub_(value[:, None]).exp_(), slope).mul_(value_grad[:, None])
             column = action - tokens.start
             inside = (column >= 0) & (column < logits_grad.shape[1])
             place = torch.where(inside, visit * logits_grad.shape[1] + column, 0)

@@ -17,6 +17,7 @@ from sequencematch.policy.attention import refuse_what_cannot_delete, row_mask
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.export import export
 from sequencematch.policy.generation import Generation, Prompt, Sampling, generate, stream
+from sequencematch.policy.graphs import Spare
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 from sequencematch.policy.rollback import Chosen, scale_and_cap
 from sequencematch.policy.sharding import is_sharded
@@ -42,6 +43,7 @@ class Policy(nn.Module):
             )
         self.model = model
         self.tokenizer = tokenizer
+        self.spare = Spare()
         refuse_what_cannot_delete(self.base)
         _keep_differentiable(self.base)
         weight = self.unembedding().weight

@@ -1,24 +1,28 @@
-"""Decoding that can delete: an append-only cache in which a deleted token is a hole (§4.1).
+"""Decoding that can delete: a stack of keys and values for each row, in which a push writes over what was popped (§4.1).
 
 Needs torch, transformers and its numpy: `Policy.export` writes this file beside a checkpoint, which then backtracks by itself.
-Every forward pass pushes one token in every running row. A row that chooses `<bkspc>` needs none: it goes back to the hidden
-vector it had one token earlier and chooses again at once.
+Column j of a row's cache holds the j-th token of its state, so that a deletion moves the row's top and nothing else: no holes,
+and a cache no longer than the longest state. Every forward pass pushes one token in every running row. A row that chooses
+`<bkspc>` needs none: it goes back to the hidden vector it had one token earlier and chooses again at once.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import Cache, LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 #: (tokens of each row's state, logits of its actions) → the logits to choose from.
 Process = Callable[[list[list[int]], Tensor], Tensor]
+#: The same, whatever the state.
+Warp = Callable[[Tensor], Tensor]
+#: Into how many tokens a vocabulary is divided to find the one that a random number falls on.
+BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,17 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How an action is chosen: greedily or by random numbers, from logits with `<bkspc>` made likelier, processed, warped."""
+
+    greedy: bool = False
+    process: Process | None = None
+    warp: Warp | None = None
+    ban_deleted: bool = False
+    backspace_bias: float = 0.0
+
+
+@dataclass(frozen=True)
 class Chosen:
     """One action of one row: what was chosen, what was executed, and the state's tokens after it."""
 
@@ -43,19 +58,6 @@ class Chosen:
     log_prob: float
     value: float
     tokens: tuple[int, ...]
-
-
-@dataclass
-class _Row:
-    """A running row: its number, the tokens of its state, their cache columns, and what was deleted from each depth."""
-
-    number: int
-    tokens: list[int]
-    columns: list[int]
-    prompt_length: int
-    floor: int
-    actions: int = 0
-    deleted: dict[int, set[int]] = field(default_factory=dict)
 
 
 def windows(config: Any) -> dict[str, int | None]:
@@ -89,11 +91,14 @@ def cache_mask(config: Any, keep: Tensor, key_position: Tensor, query_position: 
 
 
 @contextmanager
-def decoding(model: Any) -> Iterator[None]:
-    """Decode without dropout, and with SDPA where the model scores with FlexAttention: one column needs no block mask."""
+def decoding(model: Any, attention: str | None = None) -> Iterator[None]:
+    """Decode without dropout, and with SDPA where the model scores with FlexAttention: one column needs no block mask.
+
+    `attention` names another implementation.
+    """
     config, was_training = model.config, model.training
     loaded = config._attn_implementation
-    config._attn_implementation = "sdpa" if loaded == "flex_attention" else loaded
+    config._attn_implementation = attention or ("sdpa" if loaded == "flex_attention" else loaded)
     if was_training:
         model.eval()
     try:
@@ -114,183 +119,309 @@ def uniforms(seed: int, row: int, count: int) -> Tensor:
 
 
 def choose(logits: Tensor, uniform: Tensor | None) -> Tensor:
-    """Greedy where there is no random number, else by inverting the cumulative distribution at it."""
+    """Greedy where there is no random number, else by inverting the cumulative distribution at it.
+
+    Sums are in float64, first of blocks of the vocabulary, then inside the block that the number falls on.
+    """
     if uniform is None:
         return logits.argmax(-1)
-    cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1)
-    return place.clamp(max=logits.shape[-1] - 1)  # NaN is past the end; it is reported, not looked up
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = uniform[:, None] * upto[:, -1:]
+    block = torch.searchsorted(upto, target, right=True).clamp(max=upto.shape[1] - 1)
+    before = torch.where(block > 0, upto.gather(1, (block - 1).clamp(min=0)), 0)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).squeeze(1).to(torch.float64).cumsum(-1)
+    # Rounding may put the number behind the block's last possible token, never behind the one that ends the sum.
+    last = torch.searchsorted(inside, inside[:, -1:].contiguous())
+    place = block * BLOCK + torch.minimum(torch.searchsorted(inside, target - before, right=True), last)
+    return place.squeeze(1).clamp(max=logits.shape[-1] - 1)  # NaN is past the end; it is reported, not looked up
+
+
+class StackCache(Cache):
+    """Keys and values of each layer, [row, head, column, dim]; a row's column j belongs to the j-th token of its state."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        """Empty; a layer's memory is taken when it first has something to write."""
+        super().__init__(layers=[])
+        self.rows, self.columns = rows, columns
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self.row = self.column = torch.empty(0)
+        self.width = 0
+
+    def point(self, row: Tensor, column: Tensor, width: int) -> None:
+        """Where the next pass writes: one new token of each row at `column`, or, where that is 2-D, prompts from column 0.
+
+        A single token sees the first `width` columns, prompts see themselves.
+        """
+        self.row, self.column, self.width = row, column, width
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Write what is new in place, and return what it may see."""
+        states = (key_states, value_states)
+        if layer_idx not in self.stored:
+            sizes = [(self.rows, s.shape[1], self.columns, s.shape[3]) for s in states]
+            self.stored[layer_idx] = (key_states.new_zeros(sizes[0]), value_states.new_zeros(sizes[1]))
+        stored = self.stored[layer_idx]
+        if self.column.ndim == 2:
+            for whole, new in zip(stored, states, strict=True):
+                whole[self.row, :, : new.shape[2]] = new
+            return states
+        for whole, new in zip(stored, states, strict=True):
+            whole[self.row, :, self.column] = new[:, :, 0]
+        return stored[0][:, :, : self.width], stored[1][:, :, : self.width]
+
+    def select(self, kept: Tensor) -> None:
+        """Keep some of the rows."""
+        self.rows = len(kept)
+        self.stored = {layer: (k[kept], v[kept]) for layer, (k, v) in self.stored.items()}
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Columns before those of the next pass."""
+        return 0 if self.column.ndim == 2 else self.width - 1
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The same, by another name."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """How many columns a mask has, and which is the first."""
+        return self.get_seq_length(layer_idx) + query_length, 0
 
 
 class Rollback:
-    """Rows of text that grow and shrink over one append-only cache."""
+    """Rows of text that grow and shrink, in slots that are filled again when a row has ended.
+
+    All that a step reads and writes is tensors of fixed shape, so that a GPU can replay it without being told anything.
+    What an ended row, or one that has nothing to push, computes is written where nobody looks.
+    """
 
     def __init__(
         self,
         model: Any,
         head: Callable[[Tensor], Tensor],
-        prompts: Sequence[Sequence[int]],
         limits: Limits,
+        choice: Choice,
+        *,
+        slots: int,
+        longest_prompt: int,
     ) -> None:
         """`model` is a Hugging Face causal LM, `head` takes its last hidden vectors to the logits of all actions."""
-        self.model, self.config, self.dtype = model, model.config, model.dtype
+        self.model, self.config, self.head = model, model.config, head
+        self.limits, self.choice, self.forwards = limits, choice, 0
         self.device = model.get_input_embeddings().weight.device
-        self.head, self.limits, self.forwards = head, limits, 0
-        #: Without holes one new column sees all others and needs no mask; attention is faster without one.
-        self.has_holes = len(set(map(len, prompts))) > 1
-        longest = max(map(len, prompts))
-        self.rows = [
-            _Row(n, list(p), list(range(len(p))), len(p), floor=len(p) if limits.protect_prompt else 1)
-            for n, p in enumerate(prompts)
-        ]
-        self.used = longest
-        slots, depth = longest + limits.max_actions, longest + limits.max_new_tokens + 1
-        self.is_alive = torch.zeros(len(prompts), slots, dtype=torch.bool, device=self.device)
-        self.position = torch.zeros(len(prompts), slots, dtype=torch.long, device=self.device)
-        # Not the model's own kind of cache: a sliding one would drop columns that are still in the window.
-        self.cache = DynamicCache()
+        #: The depth that no state reaches, and the action that no row takes: what must not be written goes there.
+        self.depth, self.actions = longest_prompt + limits.max_new_tokens, limits.max_actions
 
-        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        ordinal = torch.arange(longest, device=self.device)
-        in_prompt = ordinal < lengths[:, None]
-        tokens = torch.full((len(prompts), longest), limits.eos)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        self.is_alive[:, :longest] = in_prompt
-        self.position[:, :longest] = ordinal
-        causal = (ordinal <= ordinal[:, None]) & (in_prompt[:, None] | (ordinal == ordinal[:, None]))
-        hidden = self._forward(tokens.to(self.device), causal, ordinal.expand(len(prompts), -1))
-        #: By depth, not by column: only what is on the stack can be returned to.
-        self.hidden = hidden.new_zeros(len(prompts), depth, hidden.shape[-1])
-        self.hidden[:, :longest] = hidden
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.numbers: list[int | None] = [None] * slots
+        self.slot = torch.arange(slots, device=self.device)
+        self.tokens = torch.full((slots, self.depth + 1), limits.eos, device=self.device)
+        self.size, self.prompt, self.floor, self.taken = zeros(slots), zeros(slots), zeros(slots), zeros(slots)
+        self.is_running, self.has_pushed = zeros(slots, dtype=torch.bool), zeros(slots, dtype=torch.bool)
+        self.uniform = zeros(slots, self.actions, dtype=torch.float64)
+        self.chosen = zeros(slots, self.actions + 1)
+        self.log_probs = zeros(slots, self.actions + 1, dtype=torch.float64)
+        self.values = zeros(slots, self.actions + 1, dtype=torch.float64)
+        self.stops = torch.tensor(sorted(limits.stop_tokens), dtype=torch.long, device=self.device)
+        self.cache = StackCache(slots, self.depth + 1)
+        self.hidden = torch.empty(0)
+        self.deleted: list[dict[int, set[int]]] = [{} for _ in range(slots)]
 
     @torch.no_grad()
+    def fill(
+        self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
+    ) -> None:
+        """Start rows, numbered by the caller, in free slots: one pass over their prompts; `uniform` is for their actions."""
+        longest = max(map(len, prompts))
+        tokens = torch.full((len(prompts), longest), self.limits.eos)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        tokens, slot = tokens.to(self.device), torch.tensor(slots, device=self.device)
+        ordinal = torch.arange(longest, device=self.device).expand(len(prompts), -1)
+        self.cache.point(slot, ordinal, longest)
+        # What stands behind a shorter prompt is seen by nothing before it.
+        hidden = self._forward(tokens, ordinal[:, None, :] <= ordinal[:, :, None], ordinal)
+        if not len(self.hidden):
+            self.hidden = hidden.new_zeros(len(self.slot), self.depth + 1, hidden.shape[-1])
+        self.hidden[slot, :longest] = hidden
+        self.tokens[slot, :longest] = tokens
+        length = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        self.size[slot] = self.prompt[slot] = length
+        self.floor[slot] = length if self.limits.protect_prompt else torch.ones_like(length)
+        self.taken[slot] = 0
+        self.is_running[slot] = True
+        if not self.choice.greedy:
+            self.uniform[slot] = torch.stack(list(uniform)).to(self.device)
+        for place, row in zip(slots, rows, strict=True):
+            self.numbers[place], self.deleted[place] = row, {}
+
+    def free(self) -> list[int]:
+        """Slots without a row."""
+        return [slot for slot, number in enumerate(self.numbers) if number is None]
+
+    def ended(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
+        """Each row that has ended since the last time, and is now forgotten: its number, actions, log-probabilities, values."""
+        running = self.is_running.tolist()
+        slots = [slot for slot, number in enumerate(self.numbers) if number is not None and not running[slot]]
+        if not slots:
+            return
+        taken = self.taken[slots].tolist()
+        records = [part[slots, : max(taken)].cpu() for part in (self.chosen, self.log_probs, self.values)]
+        for slot, count, chosen, log_probs, values in zip(slots, taken, *records, strict=True):
+            number, self.numbers[slot] = self.numbers[slot], None
+            check(log_probs[:count], values[:count])
+            yield cast(int, number), chosen[:count].tolist(), log_probs[:count].float(), values[:count].float()
+
+    def advance(self) -> None:
+        """Push what was decided, and decide again."""
+        if bool(self.has_pushed.any()):
+            self.push()
+        for _ in self.decide():
+            pass
+
+    @torch.no_grad()
+    def decide(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Let every running row choose until it has something to push or ends; yields (slots, chosen, executed) each time."""
+        choosing = (self.is_running & ~self.has_pushed).nonzero()[:, 0]
+        while len(choosing):
+            yield choosing, *self.act(choosing)
+            choosing = choosing[self.is_running[choosing] & ~self.has_pushed[choosing]]
+
+    @torch.no_grad()
+    def act(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose and execute an action in each of `slot` that runs and has not pushed; what was chosen, and executed."""
+        limits, choice = self.limits, self.choice
+        size, taken = self.size[slot], self.taken[slot]
+        logits = self.head(self.hidden[slot, size - 1])
+        value = normaliser = logits.logsumexp(-1)
+        if choice.backspace_bias and limits.bkspc is not None:
+            logits[:, limits.bkspc] += choice.backspace_bias
+        if choice.ban_deleted:
+            for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
+                row[list(self.deleted[place].get(depth, ()))] = -torch.inf
+        if choice.process is not None:
+            logits = choice.process(self._states(slot), logits)
+        if choice.warp is not None:
+            logits = choice.warp(logits)
+        if choice != Choice(choice.greedy):
+            normaliser = logits.logsumexp(-1)
+        drawn = None if choice.greedy else self.uniform[slot, taken.clamp(max=self.actions - 1)]
+        action = choose(logits, drawn)
+        log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
+
+        acts = self.is_running[slot] & ~self.has_pushed[slot]
+        at = torch.where(acts, taken, self.actions)
+        self.chosen[slot, at] = action
+        self.log_probs[slot, at] = log_prob.double()
+        self.values[slot, at] = value.double()
+        self.taken[slot] = taken + acts
+        is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
+        is_token = ~is_bkspc & (action != limits.eos)
+        is_cut = (is_token & (size - self.prompt[slot] >= limits.max_new_tokens)) | (taken + 1 == limits.max_actions)
+        if len(self.stops):
+            is_cut |= (action[:, None] == self.stops).any(1)
+        executed = torch.where(is_cut, limits.eos, action)
+        pops = acts & is_bkspc & ~is_cut & (size > self.floor[slot])
+        pushes = acts & is_token & ~is_cut
+        if choice.ban_deleted:
+            self._remember(slot, size, pops)
+        self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
+        self.size[slot] = size + pushes.long() - pops.long()
+        self.is_running[slot] &= ~(acts & (executed == limits.eos))
+        self.has_pushed[slot] |= pushes
+        return action, executed
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """One forward pass over the new token of every row that has one."""
+        # A row that pushed nothing computes something above its top; one that has ended, at the bottom.
+        column = torch.where(self.has_pushed, self.size - 1, torch.where(self.is_running, self.size, 0))
+        token = self.tokens[self.slot, column]
+        hidden = self._attend(token[:, None], column)
+        self.hidden[self.slot, column] = hidden[:, 0]
+        self.has_pushed.fill_(False)
+
+    def _attend(self, tokens: Tensor, column: Tensor) -> Tensor:
+        """The hidden vectors of one new token in each row, at `column`, over the columns up to it."""
+        width = int(column.max()) + 1
+        self.cache.point(self.slot, column, width)
+        keep = torch.arange(width, device=self.device) <= column[:, None]
+        return self._forward(tokens, keep[:, None, :], column[:, None])
+
     def _forward(self, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
         self.forwards += 1
         with decoding(self.model):
             mask = None
-            if self.has_holes or tokens.shape[1] > 1 or any(windows(self.config).values()):
-                mask = cache_mask(self.config, keep, self.position[:, : keep.shape[-1]], positions, self.dtype)
-            return self.model.base_model(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-            ).last_hidden_state
+            # One new column that sees all others needs no mask; attention is faster without one.
+            if tokens.shape[1] > 1 or any(windows(self.config).values()) or not bool(keep.all()):
+                slots = torch.arange(keep.shape[-1], device=self.device).expand(len(tokens), -1)
+                mask = cache_mask(self.config, keep, slots, positions, self.model.dtype)
+            return self.backbone(tokens, mask, positions)
 
-    def run(
-        self,
-        uniform: Callable[[int, int], float] | None,
-        process: Process | None,
-        *,
-        ban_deleted: bool = False,
-        backspace_bias: float = 0.0,
-    ) -> Iterator[Chosen]:
+    def backbone(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
+        """The model's last hidden vectors."""
+        return self.model.base_model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+        ).last_hidden_state
+
+    def drop_ended(self) -> None:
+        """Ended rows leave once they are a quarter of the slots; until then they push something nobody sees."""
+        kept = self.is_running.nonzero()[:, 0]
+        if not 0 < len(kept) <= 0.75 * len(self.slot):
+            return
+        self.cache.select(kept)
+        for name in ("tokens", "size", "prompt", "floor", "taken", "is_running", "has_pushed", "uniform", "hidden"):
+            setattr(self, name, getattr(self, name)[kept])
+        for name in ("chosen", "log_probs", "values"):
+            setattr(self, name, getattr(self, name)[kept])
+        self.slot = self.slot[: len(kept)]
+        self.numbers = [self.numbers[slot] for slot in kept.tolist()]
+        self.deleted = [self.deleted[slot] for slot in kept.tolist()]
+
+    def _states(self, slot: Tensor) -> list[list[int]]:
+        return [self.tokens[s, : self.size[s]].tolist() for s in slot]
+
+    def _remember(self, slot: Tensor, size: Tensor, pops: Tensor) -> None:
+        """What was deleted after each state on the stack."""
+        tops = self.tokens[slot, size - 1]
+        for place, depth, token in torch.stack([slot, size, tops], 1)[pops].tolist():
+            deleted = self.deleted[place]
+            deleted.pop(depth, None)  # what was deleted after the token that now goes itself
+            deleted.setdefault(depth - 1, set()).add(token)
+
+    def run(self) -> Iterator[Chosen]:
         """Choose and execute actions until every row has ended, yielding each as it happens."""
-        running = list(range(len(self.rows)))  # places in the batch
-        while running:
-            pushing: dict[int, int] = {}
-            choosing = running
-            while choosing:
-                again = []
-                for place, action, log_prob, value in self._choose(
-                    choosing, uniform, process, ban_deleted, backspace_bias
-                ):
-                    executed = self._execute(place, action)
-                    if executed == self.limits.bkspc:
-                        again.append(place)
-                    elif executed != self.limits.eos:
-                        pushing[place] = executed
-                    row = self.rows[place]
-                    yield Chosen(row.number, action, executed, log_prob, value, tuple(row.tokens))
-                choosing = again
-            running = self._push(pushing) if pushing else []
+        while bool(self.is_running.any()):
+            for slot, chosen, executed in self.decide():
+                at = self.taken[slot] - 1
+                log_prob, value = self.log_probs[slot, at], self.values[slot, at]
+                check(log_prob, value)
+                states, scores = self._states(slot), zip(log_prob.tolist(), value.tolist(), strict=True)
+                actions = zip(slot.tolist(), chosen.tolist(), executed.tolist(), strict=True)
+                for state, (place, action, done), score in zip(states, actions, scores, strict=True):
+                    end = (self.limits.eos,) if done == self.limits.eos else ()
+                    yield Chosen(cast(int, self.numbers[place]), action, done, *score, (*state, *end))
+            self.drop_ended()
+            if bool(self.has_pushed.any()):
+                self.push()
 
-    @torch.no_grad()
-    def _choose(
-        self,
-        places: list[int],
-        uniform: Callable[[int, int], float] | None,
-        process: Process | None,
-        ban_deleted: bool,
-        backspace_bias: float,
-    ) -> list[tuple[int, int, float, float]]:
-        rows = [self.rows[place] for place in places]
-        place, depth = torch.tensor([places, [len(row.tokens) - 1 for row in rows]], device=self.device)
-        logits = self.head(self.hidden[place, depth])
-        value = normaliser = logits.logsumexp(-1)
-        if backspace_bias and self.limits.bkspc is not None:
-            logits[:, self.limits.bkspc] += backspace_bias
-        if ban_deleted:
-            for i, row in enumerate(rows):
-                logits[i, list(row.deleted.get(len(row.tokens), ()))] = -torch.inf
-        if process is not None:
-            logits = process([row.tokens for row in rows], logits)
-        if process is not None or ban_deleted or backspace_bias:
-            normaliser = logits.logsumexp(-1)
-        drawn = None
-        if uniform is not None:
-            numbers = [uniform(row.number, row.actions) for row in rows]
-            drawn = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-        action = choose(logits, drawn)
-        log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
-        # One transfer for all three, since each would wait for the device.
-        answers = torch.stack([action.double(), log_prob.double(), value.double()], dim=1).tolist()
-        if any(math.isnan(p) and not math.isnan(v) for _, p, v in answers):
-            raise ValueError(
-                "`logits_processor` must leave an action possible: nothing can be chosen from NaN or -inf alone."
-            )
-        if any(math.isnan(v) for _, _, v in answers):
-            raise ValueError(
-                "The model's logits are NaN: nothing can be chosen from them. Check its weights and dtype."
-            )
-        return [(at, int(a), p, v) for at, (a, p, v) in zip(places, answers, strict=True)]
 
-    def _execute(self, place: int, action: int) -> int:
-        """Apply an action to the stack; what was executed, which is `<eos>` where a limit is hit."""
-        limits, row = self.limits, self.rows[place]
-        row.actions += 1
-        is_token = action not in (limits.eos, limits.bkspc)
-        too_long = is_token and len(row.tokens) - row.prompt_length >= limits.max_new_tokens
-        if action in limits.stop_tokens or too_long or row.actions == limits.max_actions:
-            action = limits.eos
-        if action == limits.bkspc and len(row.tokens) > row.floor:
-            row.deleted.pop(len(row.tokens), None)  # what was deleted after the token that now goes itself
-            self.is_alive[place, row.columns.pop()] = False
-            self.has_holes = True
-            token = row.tokens.pop()
-            row.deleted.setdefault(len(row.tokens), set()).add(token)
-        elif action != limits.bkspc:
-            row.tokens.append(action)
-        return action
-
-    def _push(self, pushing: dict[int, int]) -> list[int]:
-        """One forward pass over one new token in each row of `pushing` (place → token); the places that run on.
-
-        Ended rows leave the batch once they are a quarter of it. Until then they push something nobody sees.
-        """
-        if len(pushing) <= 0.75 * len(self.rows):
-            kept = torch.tensor(sorted(pushing), device=self.device)
-            self.cache.batch_select_indices(kept)
-            self.is_alive, self.position, self.hidden = self.is_alive[kept], self.position[kept], self.hidden[kept]
-            self.rows = [self.rows[place] for place in sorted(pushing)]
-            pushing = {new: pushing[old] for new, old in enumerate(sorted(pushing))}
-        column = self.used
-        self.used += 1
-        running = sorted(pushing)
-        for place in running:
-            self.rows[place].columns.append(column)
-        token = [[pushing.get(place, self.limits.eos)] for place in range(len(self.rows))]
-        depth = [[len(row.tokens) - 1 if place in pushing else 0] for place, row in enumerate(self.rows)]
-        tokens, position = torch.tensor([token, depth], device=self.device)
-        self.is_alive[:, column] = True
-        self.position[:, column] = position.squeeze(1)
-        hidden = self._forward(tokens, self.is_alive[:, None, : column + 1], position)
-        # An ended row that is still here writes at depth 0, which it no longer needs.
-        self.hidden[torch.arange(len(self.rows), device=self.device), position[:, 0]] = hidden[:, 0]
-        return running
+def check(log_probs: Tensor, values: Tensor) -> None:
+    """Refuse what was chosen from logits that allow no choice."""
+    if bool(values.isnan().any()):
+        raise ValueError("The model's logits are NaN: nothing can be chosen from them. Check its weights and dtype.")
+    if bool(log_probs.isnan().any()):
+        raise ValueError(
+            "`logits_processor` must leave an action possible: nothing can be chosen from NaN or -inf alone."
+        )
 
 
 def backtrack(
@@ -344,15 +475,20 @@ def backtrack(
         ]
         return torch.cat(rows)
 
-    uniform = None
-    if generation_config.do_sample:
-        number = int(torch.randint(2**31, ())) if seed is None else seed
-        drawn = [uniforms(number, row, limits.max_actions) for row in range(len(prompts))]
-        uniform = lambda row, action: float(drawn[row][action])  # noqa: E731
+    number = int(torch.randint(2**31, ())) if seed is None and generation_config.do_sample else seed or 0
     output_layer = model.get_output_embeddings()
-    rollback = Rollback(model, lambda hidden: _own_logits(model, output_layer, hidden), prompts, limits)
+    rollback = Rollback(
+        model,
+        lambda hidden: _own_logits(model, output_layer, hidden),
+        limits,
+        Choice(not generation_config.do_sample, process, None, ban_deleted, backspace_bias),
+        slots=len(prompts),
+        longest_prompt=max(map(len, prompts)),
+    )
+    drawn = [uniforms(number, row, limits.max_actions) for row in range(len(prompts))]
+    rollback.fill(range(len(prompts)), range(len(prompts)), prompts, drawn)
     finals: list[tuple[int, ...]] = [()] * len(prompts)
-    for event in rollback.run(uniform, process, ban_deleted=ban_deleted, backspace_bias=backspace_bias):
+    for event in rollback.run():
         was_cut = event.executed == limits.eos != event.chosen
         last = (event.chosen,) if event.chosen in limits.stop_tokens else ()
         finals[event.row] = event.tokens[:-1] + last if was_cut else event.tokens

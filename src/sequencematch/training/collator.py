@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sequencematch.core.encoding import Encoding, encode
+from sequencematch.core.encoding import Encoding, encode, fitting_row_length
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import NoiseSource, add_noise, token_noise
 from sequencematch.training.examples import Example, Reader, hash_seed
@@ -63,6 +63,22 @@ class Collator:
         return trajectory.score_prompt() if self.read.scores_prompt else trajectory
 
 
-def encode_batch(trajectories: Sequence[Trajectory], row_length: int | None) -> Encoding:
-    """One encoding of data and rollouts: a row each, or packed into rows of `row_length` nodes with equal prompts shared."""
-    return encode(trajectories, row_length=row_length, share_prompts=row_length is not None)
+def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) -> Encoding:
+    """One encoding of data and rollouts: a row each, or, for a model of that width, packed with equal prompts shared."""
+    if hidden_size is None:
+        return encode(trajectories)
+    return encode(trajectories, row_length=fitting_row_length(trajectories, hidden_size), share_prompts=True)
+
+
+def parts_wanted(data: Sequence[Trajectory], model: Sequence[Trajectory], room: int) -> int:
+    """In how many forward passes a batch fits into `room` nodes each, with data, and rollouts if there are any, in all."""
+    nodes = sum(trajectory.num_nodes for trajectory in (*data, *model))
+    return min(-(-nodes // room), len(data), len(model) or len(data))
+
+
+def encode_parts(
+    data: Sequence[Trajectory], model: Sequence[Trajectory], count: int, hidden_size: int | None
+) -> list[tuple[Encoding, int, int]]:
+    """A batch in `count` forward passes, each with its encoding and its numbers of data trajectories and rollouts."""
+    shares = [(data[part::count], model[part::count]) for part in range(count)]
+    return [(encode_batch([*d, *m], hidden_size), len(d), len(m)) for d, m in shares]

@@ -122,10 +122,17 @@ class SequenceMatchConfig(TrainingArguments):
         default=None,
         metadata={"help": "Leave prompts out of the loss. Default: yes where examples have prompts (App. E)."},
     )
-    packing: bool = field(
+    packing: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Lay sequences into rows without padding; equal prompts are shared. Changes no result. Default: on, but "
+            "for unlikelihood."
+        },
+    )
+    compile_layers: bool = field(
         default=False,
         metadata={
-            "help": "Lay several sequences into rows of max_length nodes; equal prompts are shared. Changes no result."
+            "help": "Compile the model's layers, one for all: some 30 %% faster on a GPU after a slow first step."
         },
     )
     unlikelihood_weight: float = field(
@@ -177,6 +184,8 @@ class SequenceMatchConfig(TrainingArguments):
             raise ValueError(
                 f"`mixture_weight` would be ignored: it belongs to chi2_mixture. Got divergence {self.divergence!r}."
             )
+        if self.packing is None:
+            self.packing = self.objective != "unlikelihood"
         if self.packing and self.objective == "unlikelihood":
             raise ValueError("`packing` does not go with objective 'unlikelihood', which compares the tokens of a row.")
         for name in (

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
 from sequencematch.policy import Policy, storage
+from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.merging import without_input_casts
 from sequencematch.policy.policy import eos_token
 from sequencematch.policy.sharding import whole_weights
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
-from sequencematch.training.collator import Collator, encode_batch
+from sequencematch.training.collator import Collator, encode_batch, encode_parts, parts_wanted
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.examples import Example, ExampleStream, Reader, as_examples
 from sequencematch.training.losses import Batch, Weights
@@ -84,6 +87,9 @@ class SequenceMatchTrainer(Trainer):
             raise ValueError(
                 f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
             )
+        self.hidden_size = policy.backspace.row.shape[0] if args.packing else None
+        if args.compile_layers:
+            compile_layers(policy)
         policy.backspace.requires_grad_(args.mode.deletes)  # a baseline's loss depends on none of it
         self.collate = Collator(
             policy.space,
@@ -129,7 +135,7 @@ class SequenceMatchTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Batch]], int]:
+    ) -> tuple[list[dict[str, list[Batch]]], int]:
         """The batches of one optimisation step with their rollouts, and N over all of them in all processes   (Alg. 1)."""
         drawn = [next(epoch_iterator, None) for _ in range(num_batches)]
         if None in drawn and isinstance(self.train_dataset, ExampleStream):
@@ -147,14 +153,32 @@ class SequenceMatchTrainer(Trainer):
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
             self.signals.add(signals)
             model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
-        row_length = self.args.max_length if self.args.packing else None
         batches = []
         for batch in data:
             own, model = model[: len(batch)], model[len(batch) :]
-            encoding = encode_batch([*batch, *own], row_length)
-            batches.append({"batch": Batch(encoding, len(batch), num_items, model_weight=1.0 if own else None)})
+            batches.append({"parts": self._parts(batch, own, num_items)})
         self.signals.steps += 1
         return batches, num_items
+
+    def _parts(self, data: list[Trajectory], model: list[Trajectory], num_items: int) -> list[Batch]:
+        """A batch as encoded, in as many forward passes as keep it to the memory of its data alone.
+
+        Every process makes as many, since weights that are spread over them are asked for in each.
+        """
+        room = self.args.per_device_train_batch_size * self.args.max_length
+        fits = torch.tensor([[parts_wanted(data, model, room), len(data)]], device=self.args.device)
+        wanted, possible = self.accelerator.gather(fits).T
+        parts = encode_parts(data, model, int(torch.minimum(wanted.max(), possible.min())), self.hidden_size)
+        return [Batch(part, d, num_items, model_weight=1.0 if m else None) for part, d, m in parts]
+
+    def training_step(self, model: Any, inputs: dict[str, list[Batch]], num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward over the parts of a batch; gradients are exchanged with the last."""
+        losses = []
+        for part in inputs["parts"]:
+            is_last = part is inputs["parts"][-1]
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                losses.append(super().training_step(model, {"batch": part}, num_items_in_batch))
+        return torch.stack(losses).sum()
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Batch], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -176,7 +200,7 @@ class SequenceMatchTrainer(Trainer):
         """The loss on held-out data without rollouts: that of behavioural cloning, or of the baseline."""
         del prediction_loss_only, ignore_keys
         data = self._data(inputs)
-        batch = Batch(encode_batch(data, None), len(data), sum(map(len, data))).to(self.args.device)
+        batch = Batch(encode_batch(data, self.hidden_size), len(data), sum(map(len, data))).to(self.args.device)
         weights = replace(self._weights(), bc_weight=1.0)
         with torch.no_grad():
             loss, _ = self.args.mode.loss(model, batch, weights)
@@ -206,7 +230,7 @@ class SequenceMatchTrainer(Trainer):
         encoding = encode_batch(clean, None).to(self.model.device)
         was_training = self.model.training
         self.model.eval()
-        with torch.no_grad(), self.accelerator.autocast(), whole_weights(self.model):
+        with torch.no_grad(), self.accelerator.autocast(), whole_weights(self.model), uncompiled(self.model):
             states = self.model.encoded_hidden_states(encoding).flatten(0, 1)
             logits = [self.model.action_logits(states[v[: len(t)]]) for v, t in zip(encoding.visit, clean, strict=True)]
         self.model.train(was_training)
@@ -222,8 +246,10 @@ class SequenceMatchTrainer(Trainer):
             share = float(self.is_world_process_zero())
             self.signals.load_state_dict(json.loads((found / SIGNALS).read_text()), self.args.device, share)
         self.on_policy.start(self.model, None if found is None else found / REPLAY)
+        is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
         try:
-            return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
+            with without_input_casts(self.model) if is_autocast else nullcontext():
+                return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
         finally:
             self.on_policy.source.stop()
             self.progress.bar.stop()

@@ -1,0 +1,101 @@
+"""Masks and attention: what deleted nodes cost beside plain causal attention, and which mask to build on a GPU."""
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes
+from sequencematch.bench.peers import updater
+from sequencematch.bench.session import Session
+from sequencematch.bench.shapes import Shape, dtype_on
+from sequencematch.bench.step import our_step, with_attention
+from sequencematch.bench.workloads import rollout, text
+from sequencematch.core.encoding import Encoding, attend, encode
+from sequencematch.core.mdp import ActionSpace
+from sequencematch.policy.attention import block_mask
+
+CAUSAL, CONTROL, DENSE, BLOCKS = "causal", "causal (A/A control)", "dense mask", "block mask"
+#: A row of attention has one layer's share of these nodes.
+NODES = 8192
+
+
+def attention(session: Session) -> Iterator[Row]:
+    """Building each mask, attention forward and backward under it, and on a GPU a whole step."""
+    scale, device = session.scale, session.device
+    for length in scale.attention_lengths:
+        rows = max(1, min(NODES, scale.batch * scale.context) // length)
+        space = ActionSpace(scale.step.vocab, eos=2, bos=1)
+        generator = torch.Generator().manual_seed(0)
+        encoding = encode([rollout(space, (1,), length, generator) for _ in range(rows)], device=device)
+        yield from _masks(session, encoding)
+        yield from _kernels(session, encoding, scale.step)
+    if device.startswith("cuda"):
+        yield from _steps(session)
+
+
+def _masks(session: Session, encoding: Encoding) -> Iterator[Row]:
+    deleted_at, positions = encoding.deleted_at, encoding.position_ids
+    variants: dict[str, Call] = {
+        DENSE: lambda: attend(deleted_at),
+        BLOCKS: lambda: block_mask(deleted_at, positions),
+    }
+    seconds = session.seconds("masks", variants)
+    ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
+    rows, nodes = deleted_at.shape
+    name = f"building a block mask / a dense one, {rows} × {nodes}"
+    yield median_row("attention", name, paired(seconds, BLOCKS, DENSE), detail={"ms": ms})
+
+
+def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Row]:
+    """Forward and backward of one layer's attention. Flex has no backward pass on a CPU."""
+    device = session.device
+    torch.manual_seed(0)
+    rows, nodes = encoding.tokens.shape
+    size = (3, rows, shape.heads, nodes, shape.hidden // shape.heads)
+    qkv = torch.randn(size, dtype=dtype_on(device), device=device, requires_grad=True)
+    keep = encoding.attend()[:, None]
+
+    def run(function: Any, **options: Any) -> Call:
+        return lambda: torch.autograd.grad(function(*qkv.unbind(), **options).sum(), qkv)
+
+    variants = {
+        CAUSAL: run(scaled_dot_product_attention, is_causal=True),
+        DENSE: run(scaled_dot_product_attention, attn_mask=keep),
+        CONTROL: run(scaled_dot_product_attention, is_causal=True),
+    }
+    if device.startswith("cuda"):
+        blocks = block_mask(encoding.deleted_at, encoding.position_ids)
+        variants[BLOCKS] = run(torch.compile(flex_attention), block_mask=blocks)
+    seconds = session.seconds("attention", variants)
+    of = f"{rows} × {nodes}"
+    control = paired(seconds, CONTROL, CAUSAL)
+    ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
+    yield median_row("attention", f"A/A control: causal / causal, {of}", control, target="control", detail={"ms": ms})
+    for name in (DENSE, BLOCKS):
+        if name in seconds:
+            yield median_row("attention", f"attention under a {name} / causal, {of}", paired(seconds, name, CAUSAL))
+
+
+def _steps(session: Session) -> Iterator[Row]:
+    """A whole step of SequenceMatch under either implementation."""
+    scale, device = session.scale, session.device
+    policy = session.policy(scale.training)
+    policy.train()
+    update = updater(policy, device)
+    for length in scale.attention_lengths:
+        work = text(policy.space, max(1, NODES // 2 // length), length, length)
+        ours = our_step(policy, work, update)
+        variants = {name: with_attention(policy, name, ours) for name in ("sdpa", "flex_attention")}
+        seconds = session.seconds("attention in a step", variants)
+        peaks = {name: peak_bytes(call, device) / 2**20 for name, call in variants.items()}
+        ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
+        yield median_row(
+            "attention",
+            f"a step under FlexAttention / under SDPA, rows of {length}",
+            paired(seconds, "flex_attention", "sdpa"),
+            detail={"model": scale.training.name, "ms": ms, "mib": peaks},
+        )

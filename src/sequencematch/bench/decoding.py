@@ -1,0 +1,108 @@
+"""Actions per second of `Policy.generate` beside `model.generate`, and the share of what the memory's bandwidth allows."""
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+
+from sequencematch.bench.measure import Call, Row, copy_bandwidth, median_row, paired
+from sequencematch.bench.peers import hf_generate
+from sequencematch.bench.session import Session, random_prompts
+from sequencematch.policy import Policy
+
+DYNAMIC, STATIC = "model.generate, dynamic cache", "model.generate, static cache, compiled"
+OURS, CONTROL, DELETING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, deleting"
+
+
+def decoding(session: Session) -> Iterator[Row]:
+    """Every variant samples at temperature 1; none ends early but by its limit, or by an `<eos>` in thousands."""
+    yield roofline(session)
+    scale = session.scale
+    policy = session.policy(scale.decoding)
+    policy.eval()
+    batch, new_tokens = scale.decoding_batch, scale.decoding_new
+    prompts = random_prompts(policy, batch, scale.decoding_prompt)
+    actions = {DYNAMIC: batch * new_tokens, STATIC: batch * new_tokens}
+
+    def ours(name: str, bias: float) -> Call:
+        def run() -> None:
+            result = policy.generate(prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=bias)
+            actions[name] = sum(map(len, result.trajectories))
+
+        return run
+
+    variants: dict[str, Call] = {
+        DYNAMIC: hf_generate(policy, prompts, new_tokens),
+        OURS: ours(OURS, -1e4),
+        CONTROL: ours(CONTROL, -1e4),
+        DELETING: ours(DELETING, 9.5),
+    }
+    if session.device.startswith("cuda"):
+        variants[STATIC] = hf_generate(policy, prompts, new_tokens, cache_implementation="static")
+    seconds = session.seconds("decoding", variants)
+    row = partial(median_row, "decoding")
+    rates = {name: actions[name] / statistics.median(times) for name, times in seconds.items()}
+    detail = {"model": scale.decoding.name, "batch": batch, "prompt": scale.decoding_prompt, "new_tokens": new_tokens}
+    yield row(
+        "A/A control: Policy.generate / Policy.generate",
+        paired(seconds, CONTROL, OURS),
+        target="control",
+        detail={**detail, "actions_per_s": rates},
+    )
+    for peer, target in ((DYNAMIC, "decoding, dynamic"), (STATIC, "decoding, static")):
+        if peer in seconds:
+            faster = actions[OURS] / actions[peer]
+            yield row(f"Policy.generate / {peer}", [faster * r for r in paired(seconds, peer, OURS)], target=target)
+    faster = actions[DELETING] / actions[DYNAMIC]
+    yield row(
+        f"{DELETING} / {DYNAMIC}, actions per second",
+        [faster * r for r in paired(seconds, DYNAMIC, DELETING)],
+        detail={"actions": actions[DELETING]},
+    )
+
+
+def roofline(session: Session) -> Row:
+    """Bytes that every decoding step has to read, over the copy bandwidth, over the time it takes.
+
+    They are the weights of layers and head, once, and the keys and values of all live nodes, averaged over the run.
+    """
+    scale, policy = session.scale, session.step_policy()
+    new_tokens = scale.context - scale.generation_prompt
+    generated = session.generation(scale.generation_prompt, new_tokens)
+    bandwidth = copy_bandwidth(session.device)
+    bytes_per_step = weight_bytes(policy) + scale.generation_batch * cache_bytes(policy) * (
+        scale.generation_prompt + (new_tokens + 1) / 2
+    )
+    per_step = generated.seconds / new_tokens
+    return Row(
+        "decoding",
+        f"share of the memory-bandwidth roofline, batch {scale.generation_batch}",
+        bytes_per_step / bandwidth / per_step,
+        unit="of 1",
+        rounds=generated.times,
+        target="roofline",
+        detail={
+            "model": scale.step.name,
+            "ms_per_step": 1e3 * per_step,
+            "gb_per_step": bytes_per_step / 1e9,
+            "copy_gb_per_s": bandwidth / 1e9,
+            "actions": generated.actions,
+            "actions_per_s": generated.actions / generated.seconds,
+        },
+    )
+
+
+def weight_bytes(policy: Policy) -> int:
+    """Layers and head; of the input embedding only a few rows are read, and adapters can be merged."""
+    left_out = {id(policy.base.get_input_embeddings().weight)} - {id(policy.unembedding().weight)}
+    return sum(
+        p.numel() * p.element_size()
+        for name, p in policy.base.named_parameters()
+        if "lora_" not in name and id(p) not in left_out
+    )
+
+
+def cache_bytes(policy: Policy) -> int:
+    """Keys and values of one node."""
+    config = policy.base.config
+    element = policy.base.get_input_embeddings().weight.element_size()
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * element

@@ -1,0 +1,41 @@
+"""What length costs: a step at equal token counts in ever longer rows, beside how maximum likelihood's own cost grows."""
+
+import statistics
+from collections.abc import Iterator
+
+from sequencematch.bench.measure import Call, Row, median_row, paired
+from sequencematch.bench.peers import mle_step, updater
+from sequencematch.bench.session import Session
+from sequencematch.bench.step import our_step, with_attention
+from sequencematch.bench.workloads import text
+
+
+def length(session: Session) -> Iterator[Row]:
+    """SequenceMatch with rollouts as long as the data: its growth from the shortest rows, over maximum likelihood's."""
+    scale = session.scale
+    policy = session.policy(scale.length, is_lora=scale.is_lora)
+    policy.train()
+    update = updater(policy, session.device)
+    variants: dict[str, Call] = {}
+    for nodes in scale.lengths:
+        work = text(policy.space, scale.length_tokens // nodes, nodes, nodes)
+        mle = mle_step(policy.model, work.clean, session.device, update)
+        ours = our_step(policy, work, update)
+        variants[f"MLE, {nodes}"] = with_attention(policy, "sdpa", mle)
+        variants[f"ours, {nodes}"] = with_attention(policy, scale.attention, ours)
+    first = scale.lengths[0]
+    variants["control"] = variants[f"MLE, {first}"]
+    seconds = session.seconds("cost against length", variants)
+    times = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
+    control = paired(seconds, "control", f"MLE, {first}")
+    detail = {"model": scale.length.name, "data_tokens": scale.length_tokens, "ms": times}
+    yield median_row("length", f"A/A control: MLE / MLE at {first}", control, target="control", detail=detail)
+    for nodes in scale.lengths[1:]:
+        ours_growth, mle_growth = (paired(seconds, f"{who}, {nodes}", f"{who}, {first}") for who in ("ours", "MLE"))
+        yield median_row(
+            "length",
+            f"growth {first} → {nodes}, ours / MLE",
+            [o / m for o, m in zip(ours_growth, mle_growth, strict=True)],
+            target="length",
+            detail={"ours": statistics.median(ours_growth), "MLE": statistics.median(mle_growth)},
+        )

@@ -1,0 +1,178 @@
+"""How everything is measured: variants interleaved in one process, medians of paired ratios, peak memory by allocation."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+Seconds = Mapping[str, list[float]]
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number: what it is, of how many rounds it is the median, and the range that holds the middle half of them.
+
+    `target` is the key of what it is held against, if anything; see `targets.py`.
+    """
+
+    suite: str
+    name: str
+    value: float
+    unit: str = "×"
+    rounds: int = 1
+    middle: tuple[float, float] | None = None
+    target: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+def one_thread() -> None:
+    """One CPU thread, and memory that stays: glibc gives freed pages back and takes them again as its thresholds happen to lie."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL("libc.so.6")
+            for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+                libc.mallopt(threshold, 2**28)
+
+
+def now(device: str) -> float:
+    """Seconds: process time on a CPU, so that other programs don't count; wall time when a GPU has done all its work."""
+    if not device.startswith("cuda"):
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds_of(call: Call, device: str, repeats: int = 1) -> float:
+    """Seconds per call."""
+    start = now(device)
+    for _ in range(repeats):
+        call()
+    return (now(device) - start) / repeats
+
+
+def interleaved_seconds(
+    variants: Mapping[str, Call], rounds: int, *, device: str = "cpu", at_least_s: float = 0.05, title: str = ""
+) -> Seconds:
+    """Seconds per call of each variant in each round, one variant after the other inside a round.
+
+    A variant is called so often in a row that a round of it lasts `at_least_s`, so that what ran before it does not matter.
+    """
+    repeats: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    total = (rounds + 1) * len(variants)
+    with tqdm(total=total, desc=title, unit="run", leave=False, disable=None) as bar:
+        for name, call in variants.items():
+            warming = seconds_of(call, device)
+            once = warming if warming > 20 * at_least_s else seconds_of(call, device)
+            repeats[name] = max(1, math.ceil(at_least_s / max(once, 1e-6)))
+            bar.update()
+        for _ in range(rounds):
+            for name, call in variants.items():
+                seconds[name].append(seconds_of(call, device, repeats[name]))
+                bar.update()
+    return seconds
+
+
+def paired(seconds: Seconds, slow: str, fast: str) -> list[float]:
+    """How many times longer `slow` took than `fast`, round by round."""
+    return [s / f for s, f in zip(seconds[slow], seconds[fast], strict=True)]
+
+
+def paired_ratio(seconds: Seconds, slow: str, fast: str) -> float:
+    """The median over rounds of how many times longer `slow` took than `fast` in the same round."""
+    return statistics.median(paired(seconds, slow, fast))
+
+
+def median_row(suite: str, name: str, values: list[float], **fields: Any) -> Row:
+    """The row of a median, with the middle half of its values."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return Row(suite, name, statistics.median(values), rounds=len(values), middle=(low, high), **fields)
+
+
+def peak_bytes(call: Call, device: str = "cpu") -> int:
+    """The most memory that torch's allocator held at once during the call, beyond what it held before."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    results = profiler.profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def copy_bandwidth(device: str, size: int | None = None) -> float:
+    """Bytes per second that a copy reads and writes: what the memory gives in practice."""
+    size = size or (2**31 if device.startswith("cuda") else 2**26)  # far beyond any cache
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = [seconds_of(lambda: target.copy_(source), device, repeats=5) for _ in range(5)]
+    return 2 * size / min(seconds)
+
+
+def machine(device: str) -> str:
+    """`cpu`, or the name of the GPU: what a number is a number of."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Numbers with their signature."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"signature": signature(), **record}, indent=2, ensure_ascii=False) + "\n")
+    print(f"\nwritten to {path}")
+
+
+def signature(command: str | None = None) -> dict[str, str]:
+    """What a published number carries besides itself: command, commit, hardware and versions."""
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    if command is None:
+        command = " ".join(["python -m", *sys.orig_argv[sys.orig_argv.index("-m") + 1 :]])
+    changed = git("status", "--porcelain", "src", "benchmarks")
+    accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    packages = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name)]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    return {
+        "command": command,
+        "commit": (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else ""),
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread, {_processor()}{accelerator}",
+        "versions": ", ".join([f"python {platform.python_version()}", *versions]),
+    }
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or "unknown processor"

@@ -1,0 +1,185 @@
+"""The training step: SequenceMatch beside maximum likelihood of plain Hugging Face, its own bookkeeping, and the paper's recipe."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from sequencematch.bench import paper_recipe
+from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes, seconds_of
+from sequencematch.bench.peers import autocast, mle_step, same_rows_step, updater
+from sequencematch.bench.session import Generated, Session, random_prompts
+from sequencematch.bench.workloads import NOISE, Workload, of_step, text
+from sequencematch.core.objectives import Scores, bc_loss, sequencematch_loss
+from sequencematch.policy import Policy
+
+ALPHA, GAMMA = 0.01, 0.998
+MLE, CONTROL, BC, PAPER = "MLE", "MLE (A/A control)", "BC", "the paper's recipe"
+#: How many tokens the paper's sampling is timed for; it is then taken to go on at that pace, though it gets slower.
+PAPER_SAMPLES = 64
+
+
+def our_step(policy: Policy, work: Workload, update: Callable[[], None]) -> Call:
+    """Encoding, mask, one forward pass over data and rollouts, loss, backward; behavioural cloning where there are no rollouts."""
+    device, hidden_size, num_data = str(policy.device), policy.base.config.hidden_size, len(work.data)
+
+    def step() -> None:
+        encoding = work.encode(hidden_size).to(device)
+        with autocast(device):
+            scores: Scores = policy(encoding)
+            if work.rollouts:
+                loss = sequencematch_loss(scores[:num_data], scores[num_data:], alpha=ALPHA, gamma=GAMMA).loss
+            else:
+                loss = bc_loss(scores)
+        loss.backward()
+        update()
+
+    return step
+
+
+def paper_step(policy: Policy, workload: Workload, context: int, update: Callable[[], None]) -> Call:
+    """The same loss as the paper computes it."""
+    device = str(policy.device)
+
+    def step() -> None:
+        with autocast(device):
+            loss = paper_recipe.loss(policy, workload.data, workload.rollouts, context, alpha=ALPHA, gamma=GAMMA)
+        loss.backward()
+        update()
+
+    return step
+
+
+def with_attention(policy: Policy, implementation: str, call: Call) -> Call:
+    """A call with another of transformers' attention implementations."""
+
+    def run() -> object:
+        if policy.base.config._attn_implementation != implementation:
+            policy.base.set_attn_implementation(implementation)
+        return call()
+
+    return run
+
+
+def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]) -> dict[str, Call]:
+    """Every step by name: ours by its workload, the peers by theirs."""
+    scale, device = session.scale, session.device
+    update = updater(policy, device)
+    ours: dict[str, Call] = {}
+    peers: dict[str, Call] = {}
+    for name, workload in workloads.items():
+        ours[name] = our_step(policy, workload, update)
+        peers[f"{MLE}, {name}"] = mle_step(policy.model, workload.clean, device, update)
+    equal = workloads["equal"]
+    peers[CONTROL] = peers[f"{MLE}, equal"]
+    del peers[f"{MLE}, short"]  # the same data
+    if equal.clean.shape == workloads["shared"].clean.shape:
+        peers.pop(f"{MLE}, shared")
+    if scale.same_rows:
+        noised = text(policy.space, scale.batch, scale.context, None, noise=NOISE)
+        ours[BC] = our_step(policy, noised, update)
+        for name, workload in ((BC, noised), ("equal", equal)):
+            encoding = workload.encode(scale.step.hidden)
+            peers[f"same rows, {name}"] = same_rows_step(policy.model, encoding, device, update)
+    peers[PAPER] = paper_step(policy, equal, scale.context, update)
+    return {
+        **{name: with_attention(policy, "sdpa", call) for name, call in peers.items()},
+        **{name: with_attention(policy, scale.attention, call) for name, call in ours.items()},
+    }
+
+
+def step(session: Session) -> Iterator[Row]:
+    """Ratios of whole steps, with sampling spread over the steps that use it, and of peak memory."""
+    scale = session.scale
+    policy = session.step_policy()
+    policy.train()
+    workloads = of_step(scale)
+    variants = variants_of(session, policy, workloads)
+    memory = {name: _memory(variants[name], session) for name in (f"{MLE}, equal", "equal", PAPER)}
+    seconds = session.seconds("training step", variants)
+    row = partial(median_row, "step")
+    detail = {
+        "model": scale.step.name + (", LoRA r 64, gradient checkpointing" if scale.is_lora else ""),
+        "ms": {name: 1e3 * statistics.median(times) for name, times in seconds.items()},
+        "context": scale.context,
+        "batch": scale.batch,
+    }
+    mle = {name: f"{MLE}, {name}" if f"{MLE}, {name}" in seconds else f"{MLE}, equal" for name in workloads}
+    yield row("A/A control: MLE / MLE", paired(seconds, CONTROL, mle["equal"]), target="control", detail=detail)
+    if scale.same_rows:
+        for name, label in ((BC, f"BC at noise {NOISE}"), ("equal", "SequenceMatch")):
+            ratios = paired(seconds, name, f"same rows, {name}")
+            yield row(f"{label} / plain HF on the same rows, nodes and mask", ratios, target=f"same rows, {name}")
+    labels = {
+        "equal": "rollouts as long as the data",
+        "short": f"rollouts of {scale.rollout} nodes",
+        "shared": f"shared prompts, {scale.prompt} of {scale.prompt + scale.completion} tokens",
+    }
+    for name, label in labels.items():
+        laid = workloads[name].encode(scale.step.hidden).tokens.numel()
+        yield row(
+            f"SequenceMatch / MLE, step alone, {label}",
+            paired(seconds, name, mle[name]),
+            target=f"step, {name}",
+            detail={"nodes": laid, "nodes of MLE": workloads[name].clean.numel()},
+        )
+    yield row("the paper's recipe / ours, step alone", paired(seconds, PAPER, "equal"))
+
+    held, beyond = {n: m[0] for n, m in memory.items()}, {n: m[1] for n, m in memory.items()}
+    yield Row("step", "peak memory, ours / MLE", held["equal"] / held[mle["equal"]], target="memory", detail=held)
+    ratio = beyond["equal"] / beyond[mle["equal"]]
+    yield Row("step", "peak memory beyond weights and optimizer, ours / MLE", ratio, detail=beyond)
+
+    amortised: dict[str, list[float]] = {}
+    sizes = {"equal": scale.context, "short": scale.rollout}
+    for name, label in labels.items():
+        prompt = scale.prompt if name == "shared" else scale.generation_prompt
+        new_tokens = scale.completion if name == "shared" else sizes[name] - prompt
+        generated = session.generation(prompt, new_tokens)
+        share = len(workloads[name].data) / (scale.generation_batch * scale.reuse)
+        amortised[name] = [s + generated.seconds * share for s in seconds[name]]
+        ratios = [s / m for s, m in zip(amortised[name], seconds[mle[name]], strict=True)]
+        yield row(
+            f"SequenceMatch / MLE, sampling amortised, {label}",
+            ratios,
+            target=f"amortised, {name}",
+            detail=_described(generated, share),
+        )
+    generated = _paper_generation(session, policy)
+    share = scale.batch / (scale.generation_batch * scale.reuse)
+    ratios = [(p + generated.seconds * share) / o for p, o in zip(seconds[PAPER], amortised["equal"], strict=True)]
+    yield row(
+        "the paper's recipe / ours, sampling amortised", ratios, target="paper", detail=_described(generated, share)
+    )
+
+
+def _memory(call: Call, session: Session) -> tuple[int, int]:
+    """The peak of a step, weights and optimizer included where the device is asked, and what of it is beyond them."""
+    call()
+    before = torch.cuda.memory_allocated() if session.device.startswith("cuda") else 0
+    beyond = peak_bytes(call, session.device)
+    return before + beyond, beyond
+
+
+def _described(generated: Generated, share: float) -> dict[str, float]:
+    return {
+        "generation_s": generated.seconds,
+        "actions": generated.actions,
+        "generations_timed": generated.times,
+        "share_of_a_generation_per_step": share,
+    }
+
+
+def _paper_generation(session: Session, policy: Policy) -> Generated:
+    """As long as the paper's sampling takes for what our equal-length generation writes."""
+    scale = session.scale
+    new_tokens = scale.context - scale.generation_prompt
+    timed = min(PAPER_SAMPLES, new_tokens)
+    prompts = random_prompts(policy, scale.generation_batch, scale.generation_prompt)
+    policy.eval()
+    torch.manual_seed(0)
+    sample = with_attention(policy, "sdpa", lambda: paper_recipe.sample(policy, prompts, timed))
+    with autocast(session.device):
+        seconds = seconds_of(sample, session.device)
+    return Generated(seconds * new_tokens / timed, timed * len(prompts), 1)

@@ -1,0 +1,174 @@
+"""Decoding on a GPU without the host: a whole step captured as a CUDA graph and replayed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from sequencematch.policy.rollback import Rollback, decoding, windows
+
+if TYPE_CHECKING:
+    from sequencematch.policy.policy import Policy
+
+#: How often a row may choose before the others wait no longer: one that deletes chooses again without a forward pass.
+ROUNDS = 2
+#: Steps between two looks at which rows have ended.
+STEPS = 8
+#: What transformers calls our attention by.
+IMPLEMENTATION = "sequencematch_prefix"
+HALF = (torch.bfloat16, torch.float16)
+#: A decoder that takes no more memory than this, in bytes, is kept for the next time.
+KEPT_BYTES = 2**30
+
+
+def _attention(
+    module: Any,  # noqa: ARG001
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers, whose mask is the column of each row's new token."""
+    from sequencematch.policy.prefix_attention import prefix_attention
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    seen = prefix_attention(query, key, value, attention_mask.flatten(), scale, sliding_window)
+    return seen.transpose(1, 2), None
+
+
+def can_replay(policy: "Policy") -> bool:
+    """Whether a step of this policy on its device can be captured, and its attention done by our kernel."""
+    config = policy.base.config
+    if policy.device.type != "cuda" or config._attn_implementation not in ("sdpa", "flex_attention"):
+        return False
+    # Gemma 2 caps its scores and gpt-oss has sinks; some rotary embeddings look at positions from the host.
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type", "default") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    is_plain = not getattr(config, "attn_logit_softcapping", None) and not kinds & {"dynamic", "longrope"}
+    has_one_dim = getattr(config, "v_head_dim", None) in (None, getattr(config, "qk_head_dim", None))
+    return is_plain and has_one_dim and policy.base._supports_attention_backend
+
+
+@contextmanager
+def fused_norms(model: torch.nn.Module) -> Iterator[None]:
+    """RMSNorm as one kernel of torch's instead of eight, in half precision, where it gives what the model's own gives."""
+    fused: list[Any] = []
+    for module in model.modules():
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        weight = getattr(module, "weight", None)
+        if not type(module).__name__.endswith("RMSNorm") or epsilon is None or weight is None:
+            continue
+        norm = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=epsilon)
+        probe = torch.linspace(-1, 3, len(weight), dtype=weight.dtype, device=weight.device)
+        if weight.dtype in HALF and torch.allclose(norm(probe), module(probe), rtol=0.02, atol=0.02):
+            fused.append(module)
+            module.forward = norm
+    try:
+        yield
+    finally:
+        for module in fused:
+            del module.forward
+
+
+class Replayed(Rollback):
+    """`Rollback` with its step captured. Rows that end early wait for the next look; nothing else is different."""
+
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def fill(
+        self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
+    ) -> None:
+        """Start rows in free slots; before the first, capture the step."""
+        if self.graph is None:
+            super().fill(slots[:1], rows[:1], [prompts[0][:1]], uniform[:1])  # takes the memory
+            self.is_running.fill_(False)
+            self._capture()
+        super().fill(slots, rows, prompts, uniform)
+
+    def advance(self) -> None:
+        """Some steps, without waiting for the device."""
+        assert self.graph is not None
+        for _ in range(STEPS):
+            self.graph.replay()
+        self.forwards += STEPS
+
+    def clear(self) -> None:
+        """Forget all rows: someone may have stopped asking for them."""
+        self.is_running.fill_(False)
+        self.has_pushed.fill_(False)
+        self.numbers, self.forwards = [None] * len(self.numbers), 0
+
+    def cache_bytes(self) -> int:
+        """The most that keys and values, hidden vectors and random numbers can take."""
+        config = self.config.get_text_config()
+        width = 2 * config.num_hidden_layers * config.hidden_size + config.hidden_size
+        return len(self.numbers) * ((self.depth + 1) * width * self.model.dtype.itemsize + 32 * self.actions)
+
+    def drop_ended(self) -> None:
+        """The graph's shapes are fixed; an ended row reads one column, and the weights are read for all."""
+
+    def _capture(self) -> None:
+        AttentionInterface.register(IMPLEMENTATION, _attention)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with fused_norms(self.model):
+            with torch.cuda.stream(aside):
+                for _ in range(2):  # what is compiled, planned or allocated at first use
+                    self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+
+    def _step(self) -> None:
+        for _ in range(ROUNDS):
+            self.act(self.slot)
+        self.push()
+
+    def _attend(self, tokens: Tensor, column: Tensor) -> Tensor:
+        """As of `Rollback`, over the whole cache: the kernel reads no further than each row's column."""
+        self.cache.point(self.slot, column, self.depth + 1)
+        mask = column[:, None, None, None]
+        kinds = windows(self.config)
+        with decoding(self.model, IMPLEMENTATION):
+            return self.backbone(tokens, mask if "all" in kinds else dict.fromkeys(kinds, mask), column[:, None])
+
+
+class Spare:
+    """A policy's decoder between two uses. It stays behind when the policy is copied or pickled."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.kept: tuple[Any, Replayed] | None = None
+
+    def __reduce__(self) -> tuple[type["Spare"], tuple[()]]:
+        """A copy starts empty."""
+        return Spare, ()
+
+    def take(self, key: Any, make: Callable[[], Replayed]) -> Replayed:
+        """The decoder that was kept, if it was made for the same `key`, else a new one."""
+        kept, self.kept = self.kept, None
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        del kept  # its memory is free for the new one
+        return make()
+
+    def keep(self, key: Any, decoder: Replayed) -> None:
+        """Keep a small decoder for the next time. One made under autocast holds copies of weights that go with it."""
+        if decoder.cache_bytes() <= KEPT_BYTES and not torch.is_autocast_enabled("cuda"):
+            decoder.clear()
+            self.kept = key, decoder
+
+
+def addresses(policy: "Policy") -> Any:
+    """What a captured graph depends on: where weights lie, and which adapters take part."""
+    layers: list[Any] = [layer for layer in policy.modules() if hasattr(layer, "merged_adapters")]
+    adapters = [(list(x.merged_adapters), x.disable_adapters, list(x.active_adapters)) for x in layers]
+    return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers())], adapters

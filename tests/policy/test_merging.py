@@ -1,0 +1,85 @@
+"""Adapters that are merged for decoding leave no trace, and adapters whose inputs are not cast compute the same."""
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor
+
+from sequencematch.core.encoding import encode
+from sequencematch.core.mdp import Trajectory
+from sequencematch.policy import Policy
+from sequencematch.policy.merging import merged, without_input_casts
+from tests.policy.tiny_models import exact_llama, llama
+
+
+def adapted(model: Any, **changes: Any) -> Policy:
+    """With an adapter that does something."""
+    torch.manual_seed(1)
+    policy = Policy.from_pretrained(model, peft_config=peft.LoraConfig(r=4, target_modules="all-linear", **changes))
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return policy
+
+
+def logits(policy: Policy) -> Tensor:
+    with torch.no_grad():
+        return policy.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits
+
+
+def multiplications(policy: Policy) -> int:
+    with torch.profiler.profile() as profile:
+        logits(policy)
+    return sum(event.count for event in profile.key_averages() if event.key == "aten::linear")
+
+
+def test_a_merged_adapter_gives_the_same_logits_with_one_product_a_layer() -> None:
+    policy = adapted(exact_llama()).double()
+    apart, products = logits(policy), multiplications(policy)
+    layers = sum(hasattr(module, "lora_A") for module in policy.modules())
+    with merged(policy):
+        torch.testing.assert_close(logits(policy), apart, rtol=1e-12, atol=1e-12)
+        assert multiplications(policy) == products - 2 * layers
+    assert not torch.equal(logits(Policy(exact_llama())), apart)  # the adapter does something
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_afterwards_every_bit_is_as_before(dtype: torch.dtype) -> None:
+    policy = adapted(llama().to(dtype))
+    before = copy.deepcopy(policy.state_dict())
+    with pytest.raises(KeyboardInterrupt), merged(policy):
+        raise KeyboardInterrupt
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert not any(getattr(module, "merged", False) for module in policy.modules())
+
+
+def test_what_is_no_plain_adapter_stays_as_it_is() -> None:
+    policy = adapted(llama(), use_dora=True)
+    with merged(policy):
+        assert not any(getattr(module, "merged", False) for module in policy.modules())
+    with merged(Policy(llama())):
+        pass
+
+
+def test_without_casts_autocast_gives_the_same_loss_and_gradients_bit_by_bit() -> None:
+    policy = adapted(llama().bfloat16())
+    assert {p.dtype for p in policy.model.parameters() if p.requires_grad} == {torch.float32}
+    encoding = encode([Trajectory.rollout(policy.space, (5,), (6, 7, 8, policy.space.eos))])
+    trained = [p for p in policy.parameters() if p.requires_grad]
+
+    def gradients() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            value = policy(encoding).value.sum()
+        return [value, *torch.autograd.grad(value, trained, allow_unused=True)]
+
+    cast = gradients()
+    with without_input_casts(policy):
+        uncast = gradients()
+        with pytest.raises(RuntimeError, match="same dtype"):
+            policy(encoding)  # control: the casts are off
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(cast, uncast, strict=True))
+    policy(encoding)
