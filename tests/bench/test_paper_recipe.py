@@ -62,7 +62,7 @@ def test_sampling_sees_the_logits_of_the_state_it_is_in() -> None:
     assert sum(t.chosen.count(ours.space.bkspc) for t in trajectories) > 20
     assert any(len(state.tokens) < 3 for t in trajectories for state in t.states())  # into the prompt
     encoding = encode(trajectories)
-    hidden = ours.encoded_hidden_states(encoding).flatten(0, 1)[encoding.visit[:, :-1]]
+    hidden = ours.encoded_hidden_states(encoding, encoding.visit[:, :-1])
     torch.testing.assert_close(torch.stack(seen, 1), ours.action_logits(hidden).detach(), rtol=1e-4, atol=1e-5)
 
 

@@ -44,7 +44,7 @@ def batch(policy: Policy) -> list[Trajectory]:
 @torch.no_grad()
 def relative_error(policy: Policy, encoding: Encoding, trajectories: list[Trajectory]) -> float:
     """The largest ‖encoded − fresh‖/‖fresh‖ over all visits of all trajectories."""
-    hidden = policy.encoded_hidden_states(encoding).flatten(0, 1)
+    hidden = policy.encoded_hidden_states(encoding, torch.arange(encoding.tokens.numel()))
     worst = 0.0
     for b, trajectory in enumerate(trajectories):
         for visit, state in zip(encoding.visit[b].tolist(), trajectory.states(), strict=False):
@@ -89,7 +89,8 @@ def test_an_untrained_policy_hardly_ever_deletes(name: str) -> None:
     """Below 1/|X| in any state, by Jensen's inequality; here on states of the model and on random vectors of any size."""
     policy = Policy.from_pretrained(tiny(name))
     with torch.no_grad():
-        seen = policy.encoded_hidden_states(encode(batch(policy))).flatten(0, 1)
+        encoding = encode(batch(policy))
+        seen = policy.encoded_hidden_states(encoding, encoding.visit.unique())
         invented = torch.randn(200, HIDDEN) * torch.logspace(-1, 1, 200)[:, None]
         for hidden in (seen, invented):
             assert float(policy.action_logits(hidden).softmax(-1)[:, -1].max()) < 1e-3

@@ -17,6 +17,7 @@ from sequencematch.bench.workloads import rollout, text
 from sequencematch.core.encoding import Encoding, attend, encode
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.policy.attention import block_mask
+from sequencematch.policy.spine import SPINE
 
 CAUSAL, CONTROL, DENSE, BLOCKS = "causal", "causal (A/A control)", "dense mask", "block mask"
 #: A row of attention has one layer's share of these nodes.
@@ -81,7 +82,7 @@ def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Row
 
 
 def _steps(session: Session) -> Iterator[Row]:
-    """A whole step of SequenceMatch under either implementation."""
+    """A whole step of SequenceMatch under each implementation."""
     scale, device = session.scale, session.device
     policy = session.policy(scale.training)
     policy.train()
@@ -89,13 +90,11 @@ def _steps(session: Session) -> Iterator[Row]:
     for length in scale.attention_lengths:
         work = text(policy.space, max(1, NODES // 2 // length), length, length)
         ours = our_step(policy, work, update)
-        variants = {name: with_attention(policy, name, ours) for name in ("sdpa", "flex_attention")}
+        variants = {name: with_attention(policy, name, ours) for name in ("sdpa", SPINE, "flex_attention")}
         seconds = session.seconds("attention in a step", variants)
         peaks = {name: peak_bytes(call, device) / 2**20 for name, call in variants.items()}
         ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
-        yield median_row(
-            "attention",
-            f"a step under FlexAttention / under SDPA, rows of {length}",
-            paired(seconds, "flex_attention", "sdpa"),
-            detail={"model": scale.training.name, "ms": ms, "mib": peaks},
-        )
+        detail = {"model": scale.training.name, "ms": ms, "mib": peaks}
+        for name, label in ((SPINE, "with the spine in front"), ("flex_attention", "under FlexAttention")):
+            ratios = paired(seconds, name, "sdpa")
+            yield median_row("attention", f"a step {label} / under SDPA, rows of {length}", ratios, detail=detail)

@@ -8,6 +8,7 @@ from sequencematch.bench.peers import mle_step, updater
 from sequencematch.bench.session import Session
 from sequencematch.bench.step import our_step, with_attention
 from sequencematch.bench.workloads import text
+from sequencematch.policy.spine import SPINE
 
 
 def length(session: Session) -> Iterator[Row]:
@@ -22,7 +23,7 @@ def length(session: Session) -> Iterator[Row]:
         mle = mle_step(policy.model, work.clean, session.device, update)
         ours = our_step(policy, work, update)
         variants[f"MLE, {nodes}"] = with_attention(policy, "sdpa", mle)
-        variants[f"ours, {nodes}"] = with_attention(policy, scale.attention, ours)
+        variants[f"ours, {nodes}"] = with_attention(policy, SPINE, ours)
     first = scale.lengths[0]
     variants["control"] = variants[f"MLE, {first}"]
     seconds = session.seconds("cost against length", variants)

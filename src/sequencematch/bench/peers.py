@@ -2,7 +2,7 @@
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -53,21 +53,21 @@ def mle_step(model: Any, tokens: Tensor, device: str, update: Callable[[], None]
     return step
 
 
-def same_rows_step(model: Any, encoding: Encoding, device: str, update: Callable[[], None]) -> Call:
-    """The same forward and backward pass on the rows, nodes and mask of an encoding, which cost it nothing to make."""
-    attend = encoding.attend()[:, None].to(device)
-    encoding = encoding.to(device)
+def same_rows_step(model: Any, rows: Sequence[Encoding], device: str, update: Callable[[], None]) -> Call:
+    """The same passes on the rows, nodes and masks of encodings, which cost it nothing to make."""
+    passes = [(encoding.to(device), encoding.attend()[:, None].to(device)) for encoding in rows]
 
     def step() -> None:
-        with autocast(device):
-            loss = model(
-                input_ids=encoding.tokens,
-                attention_mask=attend,
-                position_ids=encoding.position_ids,
-                labels=encoding.tokens,
-                use_cache=False,
-            ).loss
-        loss.backward()
+        for encoding, attend in passes:
+            with autocast(device):
+                loss = model(
+                    input_ids=encoding.tokens,
+                    attention_mask=attend,
+                    position_ids=encoding.position_ids,
+                    labels=encoding.tokens,
+                    use_cache=False,
+                ).loss
+            loss.backward()
         update()
 
     return step

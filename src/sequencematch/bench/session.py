@@ -12,6 +12,7 @@ from sequencematch.bench.measure import Call, Seconds, interleaved_seconds, seco
 from sequencematch.bench.peers import autocast
 from sequencematch.bench.shapes import FIRST, Scale, Shape, build
 from sequencematch.policy import Policy
+from sequencematch.policy.merging import merged
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,7 @@ class Session:
             self._policy = None
             self.free()
             self._policy = ((shape, is_lora), Policy.from_pretrained(build(shape, self.device, is_lora=is_lora)))
-        policy = self._policy[1]
-        if policy.base.config._attn_implementation != "sdpa":  # as another suite left it
-            policy.base.set_attn_implementation("sdpa")
-        return policy
+        return self._policy[1]
 
     def step_policy(self) -> Policy:
         """The policy whose training step is measured."""
@@ -67,7 +65,7 @@ class Session:
 
             def write() -> None:
                 options: dict[str, Any] = {"max_new_tokens": new_tokens, "seed": 0, "backspace_bias": -1e4}
-                with autocast(self.device):  # as the trainer does
+                with autocast(self.device), merged(policy):  # as the trainer does
                     result = policy.generate(rows, batch_size=batch, **options)
                 made[0] = sum(map(len, result.trajectories))
 

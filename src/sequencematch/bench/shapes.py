@@ -85,7 +85,6 @@ class Scale:
     generations: int = 3  # how often whole generations and training runs are timed: they are long
     is_lora: bool = False
     same_rows: bool = True  # whether the bookkeeping alone is measured: our step over Hugging Face's on our rows
-    attention: str = "sdpa"
 
     @property
     def training_steps(self) -> int:

@@ -2,7 +2,9 @@
 
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,6 +15,10 @@ from sequencematch.bench.session import Generated, Session, random_prompts
 from sequencematch.bench.workloads import NOISE, Workload, of_step, text
 from sequencematch.core.objectives import Scores, bc_loss, sequencematch_loss
 from sequencematch.policy import Policy
+from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.merging import without_input_casts
+from sequencematch.policy.spine import SPINE
+from sequencematch.training.collator import encode_parts, parts_wanted, pass_room
 
 ALPHA, GAMMA = 0.01, 0.998
 MLE, CONTROL, BC, PAPER = "MLE", "MLE (A/A control)", "BC", "the paper's recipe"
@@ -21,18 +27,25 @@ PAPER_SAMPLES = 64
 
 
 def our_step(policy: Policy, work: Workload, update: Callable[[], None]) -> Call:
-    """Encoding, mask, one forward pass over data and rollouts, loss, backward; behavioural cloning where there are no rollouts."""
-    device, hidden_size, num_data = str(policy.device), policy.base.config.hidden_size, len(work.data)
+    """A step as the trainer makes it: encoding, mask, forward over data and rollouts, loss, backward.
+
+    In as many passes as take no more nodes than the data has. Behavioural cloning where there are no rollouts.
+    """
+    device, hidden_size, num_items = str(policy.device), policy.base.config.hidden_size, sum(map(len, work.data))
+    count = parts_wanted(work.data, work.rollouts, pass_room(work.clean.numel(), device))
 
     def step() -> None:
-        encoding = work.encode(hidden_size).to(device)
-        with autocast(device):
-            scores: Scores = policy(encoding)
-            if work.rollouts:
-                loss = sequencematch_loss(scores[:num_data], scores[num_data:], alpha=ALPHA, gamma=GAMMA).loss
-            else:
-                loss = bc_loss(scores)
-        loss.backward()
+        with without_input_casts(policy) if device.startswith("cuda") else nullcontext():
+            for encoding, num_data, num_rollouts in encode_parts(work.data, work.rollouts, count, hidden_size):
+                with autocast(device):
+                    scores: Scores = policy(encoding.to(device))
+                    if num_rollouts:
+                        data, model = scores[:num_data], scores[num_data:]
+                        options: dict[str, Any] = {"alpha": ALPHA, "gamma": GAMMA, "num_items": num_items}
+                        loss = sequencematch_loss(data, model, model_weight=1.0, **options).loss
+                    else:
+                        loss = bc_loss(scores, num_items=num_items)
+                loss.backward()
         update()
 
     return step
@@ -80,12 +93,14 @@ def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]
         noised = text(policy.space, scale.batch, scale.context, None, noise=NOISE)
         ours[BC] = our_step(policy, noised, update)
         for name, workload in ((BC, noised), ("equal", equal)):
-            encoding = workload.encode(scale.step.hidden)
-            peers[f"same rows, {name}"] = same_rows_step(policy.model, encoding, device, update)
+            count = parts_wanted(workload.data, workload.rollouts, workload.clean.numel())
+            parts = encode_parts(workload.data, workload.rollouts, count, scale.step.hidden)
+            rows = [encoding for encoding, *_ in parts]
+            peers[f"same rows, {name}"] = same_rows_step(policy.model, rows, device, update)
     peers[PAPER] = paper_step(policy, equal, scale.context, update)
     return {
         **{name: with_attention(policy, "sdpa", call) for name, call in peers.items()},
-        **{name: with_attention(policy, scale.attention, call) for name, call in ours.items()},
+        **{name: with_attention(policy, SPINE, call) for name, call in ours.items()},
     }
 
 
@@ -152,6 +167,32 @@ def step(session: Session) -> Iterator[Row]:
     yield row(
         "the paper's recipe / ours, sampling amortised", ratios, target="paper", detail=_described(generated, share)
     )
+    if session.device.startswith("cuda"):
+        yield from _compiled(session, policy, workloads["equal"])
+
+
+def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Row]:
+    """What `compile_layers` gives, over plain Hugging Face and over Hugging Face compiled the same way."""
+    update = updater(policy, session.device)
+    mle = with_attention(policy, "sdpa", mle_step(policy.model, work.clean, session.device, update))
+    ours = with_attention(policy, SPINE, our_step(policy, work, update))
+
+    def plain() -> None:
+        with uncompiled(policy):
+            mle()
+
+    compile_layers(policy)
+    policy.train()
+    seconds = session.seconds("compiled", {MLE: plain, "MLE, compiled": mle, "compiled": ours})
+    detail = {"ms": {name: 1e3 * statistics.median(times) for name, times in seconds.items()}}
+    of = "rollouts as long as the data"
+    yield median_row(
+        "step", f"SequenceMatch compiled / MLE, step alone, {of}", paired(seconds, "compiled", MLE), detail=detail
+    )
+    ratios = paired(seconds, "compiled", "MLE, compiled")
+    yield median_row("step", f"SequenceMatch compiled / MLE compiled, step alone, {of}", ratios)
+    for layer in policy.modules():
+        layer._compiled_call_impl = None
 
 
 def _memory(call: Call, session: Session) -> tuple[int, int]:
@@ -179,7 +220,6 @@ def _paper_generation(session: Session, policy: Policy) -> Generated:
     prompts = random_prompts(policy, scale.generation_batch, scale.generation_prompt)
     policy.eval()
     torch.manual_seed(0)
-    sample = with_attention(policy, "sdpa", lambda: paper_recipe.sample(policy, prompts, timed))
     with autocast(session.device):
-        seconds = seconds_of(sample, session.device)
+        seconds = seconds_of(lambda: paper_recipe.sample(policy, prompts, timed), session.device)
     return Generated(seconds * new_tokens / timed, timed * len(prompts), 1)

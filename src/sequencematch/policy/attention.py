@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from sequencematch.core.encoding import attend
 from sequencematch.policy.rollback import windows
+from sequencematch.policy.spine import SPINE, reordered_mask, spine_order
 
 Mask = Tensor | BlockMask | dict[str, Any]
 BLOCK = 128
@@ -41,11 +42,24 @@ def row_mask(
     deleted_at: Int[Tensor, "row node"],
     position_ids: Int[Tensor, "row node"],
     dtype: torch.dtype,
-) -> Mask:
-    """The mask of encoded rows for the model's attention implementation: one, or one for each kind of layer."""
-    build = _BUILDERS[config._attn_implementation or "eager"]
-    masks = {kind: build(deleted_at, position_ids, window, dtype) for kind, window in windows(config).items()}
-    return masks.get("all", masks)
+) -> tuple[Mask, Int[Tensor, "row node"] | None]:
+    """The mask of encoded rows for the model's attention implementation: one, or one for each kind of layer.
+
+    And the order that it takes nodes to be in, where that is another: the one at place p is node `order[p]`.
+    """
+    kinds = windows(config)
+    found = spine_order(deleted_at) if config._attn_implementation == SPINE and None in kinds.values() else None
+    if found is None:
+        build = _BUILDERS[config._attn_implementation or "eager"]
+        masks = {kind: build(deleted_at, position_ids, window, dtype) for kind, window in kinds.items()}
+        return masks.get("all", masks), None
+    order, length = found
+    positions = position_ids.gather(1, order)
+    masks = {}
+    for kind, window in kinds.items():
+        keep = reordered_mask(deleted_at, order, length if window is None else 0)
+        masks[kind] = (keep if window is None else keep & _within(positions, window))[:, None]
+    return masks.get("all", masks), order
 
 
 def dense(
@@ -53,7 +67,11 @@ def dense(
 ) -> Bool[Tensor, "row node node"]:
     """True where the first node attends to the second: alive, and within the window counted in positions."""
     keep = attend(deleted_at)
-    return keep if window is None else keep & (position_ids[:, None, :] > position_ids[:, :, None] - window)
+    return keep if window is None else keep & _within(position_ids, window)
+
+
+def _within(position_ids: Int[Tensor, "row node"], window: int) -> Bool[Tensor, "row node node"]:
+    return position_ids[:, None, :] > position_ids[:, :, None] - window
 
 
 def block_mask(
@@ -104,6 +122,7 @@ _BUILDERS: Mapping[str, Callable[[Tensor, Tensor, int | None, torch.dtype], Any]
         "eager": lambda deleted_at, position_ids, window, dtype: _additive(
             dense(deleted_at, position_ids, window), dtype
         ),
+        SPINE: lambda deleted_at, position_ids, window, dtype: _boolean(dense(deleted_at, position_ids, window), dtype),
         "flex_attention": lambda deleted_at, position_ids, window, dtype: block_mask(deleted_at, position_ids, window),  # noqa: ARG005
     }
 )

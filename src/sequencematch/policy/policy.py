@@ -1,6 +1,7 @@
 """A Hugging Face causal language model as a policy p(a|s) over tokens and `<bkspc>` (§4): load, score, save."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from sequencematch.policy.graphs import Spare
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 from sequencematch.policy.rollback import Chosen, scale_and_cap
 from sequencematch.policy.sharding import is_sharded
+from sequencematch.policy.spine import SPINE
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -59,7 +61,7 @@ class Policy(nn.Module):
             row = self.folded_row
             backspace.reset_row(weight if row is None else self._output_layer().weight[row : row + 1])
         self.backspace = backspace.to(weight.device)
-        _probe(self)
+        _probe_and_settle(self)
 
     @classmethod
     def from_pretrained(
@@ -171,10 +173,18 @@ class Policy(nn.Module):
             input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **options
         )
 
-    def encoded_hidden_states(self, encoding: Encoding) -> Float[Tensor, "row node hidden"]:
-        """One pass over encoded rows, each node seeing the live nodes below it   (Alg. A)."""
-        mask = row_mask(self.base.config, encoding.deleted_at, encoding.position_ids, self.base.dtype)
-        return self.hidden_states(encoding.tokens, mask, encoding.position_ids, use_cache=False).last_hidden_state
+    def encoded_hidden_states(self, encoding: Encoding, node: Int[Tensor, "*nodes"]) -> Float[Tensor, "*nodes hidden"]:
+        """One pass over encoded rows, each node seeing the live nodes below it   (Alg. A).
+
+        Returns the vectors of some nodes, by their places on the flattened [row × node] axis.
+        """
+        tokens, positions = encoding.tokens, encoding.position_ids
+        mask, order = row_mask(self.base.config, encoding.deleted_at, positions, self.base.dtype)
+        if order is not None:
+            tokens, positions = tokens.gather(1, order), positions.gather(1, order)
+            width = tokens.shape[1]
+            node = node // width * width + order.argsort(1).flatten()[node]
+        return self.hidden_states(tokens, mask, positions, use_cache=False).last_hidden_state.flatten(0, 1)[node]
 
     def action_logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch action"]:
         """All logits of states, the last column being `<bkspc>`; without the offset, which moves no probability."""
@@ -191,10 +201,9 @@ class Policy(nn.Module):
         `<bkspc>`. With `context=True` also log p(x_j|s_t) of every token x_j of the row, as unlikelihood needs it; then there
         must be one trajectory a row.
         """
-        states = self.encoded_hidden_states(encoding)
         # Only nodes that are some trajectory's state need a value: not the inside of a prompt.
         node, visit = encoding.visit.unique(return_inverse=True)
-        hidden = states.flatten(0, 1)[node]
+        hidden = self.encoded_hidden_states(encoding, node)
         is_bkspc = encoding.chosen == self.space.bkspc
         deciding = visit[:, :-1]
         unembedding = self.unembedding()
@@ -290,6 +299,18 @@ def _keep_differentiable(model: nn.Module) -> None:
             )
 
 
+def _probe_and_settle(policy: Policy) -> None:
+    """Take the faster attention if the model computes the same with it, else the one that it came with."""
+    config = policy.base.config
+    if config._attn_implementation == "sdpa" and policy.base._supports_attention_backend:
+        config._attn_implementation = SPINE
+        with suppress(ValueError):
+            _probe(policy)
+            return
+        config._attn_implementation = "sdpa"
+    _probe(policy)
+
+
 @torch.no_grad()
 def _probe(policy: Policy) -> None:
     """Compare one pass over a dozen nodes with deletions to fresh forwards, and refuse a model that would be silently wrong."""
@@ -302,7 +323,7 @@ def _probe(policy: Policy) -> None:
     was_training = policy.model.training
     policy.model.eval()
     try:
-        encoded = policy.action_logits(policy.encoded_hidden_states(encoding).flatten(0, 1)[encoding.visit[0]])[:, :-1]
+        encoded = policy.action_logits(policy.encoded_hidden_states(encoding, encoding.visit[0]))[:, :-1]
         fresh = torch.stack(
             [
                 policy.model(input_ids=torch.tensor([s.tokens], device=policy.device)).logits[0, -1, : space.vocab_size]

@@ -12,6 +12,8 @@ from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import NoiseSource, add_noise, token_noise
 from sequencematch.training.examples import Example, Reader, hash_seed
 
+#: Below so many nodes a GPU is not faster for having fewer.
+GPU_NODES = 8192
 #: Sorting a vocabulary takes longer than drawing from it.
 _token_noise = lru_cache(maxsize=256)(token_noise)
 
@@ -68,6 +70,11 @@ def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) ->
     if hidden_size is None:
         return encode(trajectories)
     return encode(trajectories, row_length=fitting_row_length(trajectories, hidden_size), share_prompts=True)
+
+
+def pass_room(data_nodes: int, device: torch.device | str) -> int:
+    """How many nodes a forward pass may have: those of the data, and on a GPU at least as many as keep it busy."""
+    return max(data_nodes, GPU_NODES if torch.device(device).type == "cuda" else 1)
 
 
 def parts_wanted(data: Sequence[Trajectory], model: Sequence[Trajectory], room: int) -> int:

@@ -24,7 +24,7 @@ from sequencematch.policy.sharding import whole_weights
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
-from sequencematch.training.collator import Collator, encode_batch, encode_parts, parts_wanted
+from sequencematch.training.collator import Collator, encode_batch, encode_parts, parts_wanted, pass_room
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.examples import Example, ExampleStream, Reader, as_examples
 from sequencematch.training.losses import Batch, Weights
@@ -165,7 +165,7 @@ class SequenceMatchTrainer(Trainer):
 
         Every process makes as many, since weights that are spread over them are asked for in each.
         """
-        room = self.args.per_device_train_batch_size * self.args.max_length
+        room = pass_room(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
         fits = torch.tensor([[parts_wanted(data, model, room), len(data)]], device=self.args.device)
         wanted, possible = self.accelerator.gather(fits).T
         parts = encode_parts(data, model, int(torch.minimum(wanted.max(), possible.min())), self.hidden_size)
@@ -231,8 +231,8 @@ class SequenceMatchTrainer(Trainer):
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad(), self.accelerator.autocast(), whole_weights(self.model), uncompiled(self.model):
-            states = self.model.encoded_hidden_states(encoding).flatten(0, 1)
-            logits = [self.model.action_logits(states[v[: len(t)]]) for v, t in zip(encoding.visit, clean, strict=True)]
+            visited = self.model.encoded_hidden_states(encoding, encoding.visit)
+            logits = [self.model.action_logits(v[: len(t)]) for v, t in zip(visited, clean, strict=True)]
         self.model.train(was_training)
         noise = [model_noise(self.model.space, each, exclude_right=self.args.noise_excludes_right) for each in logits]
         return [self.collate.trajectory(e, source) for e, source in zip(examples, noise, strict=True)]

@@ -1,0 +1,64 @@
+"""Rows with what survives in front: causal attention without a mask for most nodes, with one for the rest.
+
+The *spine* of a row is the final stack of its first trajectory. Reorder the row so that it comes first. A spine node attends to
+exactly the spine nodes before it, since nothing below it on the stack can be popped while it stands there. So their attention
+is plainly causal, which kernels are fastest at, and only deleted nodes, and further trajectories of a packed row, need a mask:
+
+    query   spine    j ≤ i, no mask
+            others   j ≤ i < deleted_at[j], in the order before
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+#: What transformers calls this attention by.
+SPINE = "sequencematch_spine"
+#: A spine is cut to a multiple of a sixteenth of the row, so that kernels are planned for few shapes.
+PARTS = 16
+
+
+def spine_order(deleted_at: Int[Tensor, "row node"]) -> tuple[Int[Tensor, "row node"], int] | None:
+    """Which node goes where, and how many of the spine go first: as many as all rows have; None where they are few."""
+    nodes = deleted_at.shape[1]
+    end = deleted_at[:, :1]
+    on_spine = (deleted_at == end) & (torch.arange(nodes, device=deleted_at.device) < end)
+    rank = on_spine.cumsum(1)
+    step = max(1, nodes // PARTS)
+    length = int(rank[:, -1].min()) // step * step
+    if length < nodes / 4 or length < 2:
+        return None
+    is_later = ~(on_spine & (rank <= length))
+    return is_later.to(torch.uint8).argsort(dim=1, stable=True), length
+
+
+def reordered_mask(
+    deleted_at: Int[Tensor, "row node"], order: Int[Tensor, "row node"], first: int
+) -> Bool[Tensor, "row query node"]:
+    """True where a node of the reordered row, from `first` on, attends to another."""
+    key, query = order[:, None, :], order[:, first:, None]
+    return (key <= query) & (query < deleted_at.gather(1, order)[:, None, :])
+
+
+def spine_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """SDPA, with a mask for the last queries only if it has rows for no more."""
+    if attention_mask is None or attention_mask.shape[2] == query.shape[2]:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    first = query.shape[2] - attention_mask.shape[2]
+    on_spine = (part[:, :, :first] for part in (query, key, value))
+    seen, _ = sdpa_attention_forward(module, *on_spine, None, **options)
+    if first == query.shape[2]:
+        return seen, None
+    rest, _ = sdpa_attention_forward(module, query[:, :, first:], key, value, attention_mask, **options)
+    return torch.cat([seen, rest], dim=1), None
+
+
+AttentionInterface.register(SPINE, spine_attention)
+AttentionMaskInterface.register(SPINE, sdpa_mask)
