@@ -101,7 +101,7 @@ def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Samplin
             assert sampling.seed is not None
             uniform = float(uniforms(sampling.seed, row, len(steps) + 1)[-1])
         drawn = None if uniform is None else torch.tensor([uniform], dtype=torch.float64)
-        chosen = int(choose(torch.tensor([logits], dtype=torch.float64), drawn))
+        chosen = int(choose(torch.tensor([logits], dtype=torch.float64), drawn)[0])
         executed = chosen
         is_full = len(stack) == len(prompt) + sampling.max_new_tokens and chosen != bkspc
         if is_full or chosen in sampling.stop_tokens or len(steps) + 1 == sampling.action_limit:

@@ -105,6 +105,24 @@ def test_the_attention_kernel_is_attention(
     assert float((ours - truth).norm() / truth.norm()) < ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_the_kernel_that_writes_puts_tokens_at_their_columns(is_transposed: bool) -> None:
+    from sequencematch.policy.prefix_attention import write_columns
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    keys, values = torch.randn(2, 5, 3, 20, 24, device="cuda", generator=generator).unbind()
+    new = torch.randn(2, 5, 1, 3, 24, device="cuda", generator=generator).transpose(2, 3)
+    new_keys, new_values = new if is_transposed else new.contiguous()
+    new_keys = new_keys.contiguous()  # as a rotation leaves keys, and a projection values
+    column = torch.tensor([0, 19, 7, 7, 3], device="cuda")
+    expected = keys.clone(), values.clone()
+    for whole, part in zip(expected, (new_keys, new_values), strict=True):
+        whole[torch.arange(5, device="cuda"), :, column] = part[:, :, 0]
+    write_columns(keys, values, new_keys, new_values, column)
+    assert torch.equal(keys, expected[0])
+    assert torch.equal(values, expected[1])
+
+
 REPLAYED = [name for name, options in SETTINGS.items() if not {"ban_deleted", "logits_processor"} & set(options)]
 
 

@@ -112,8 +112,8 @@ def test_a_script_is_executed_as_written_and_the_final_state_is_what_was_not_del
 def test_choosing_inverts_the_cumulative_distribution_and_never_picks_the_impossible() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, 0.0, 4.0, 0.0]]).log()  # cumulative 0, 1/8, 4/8, 4/8, 1, 1
     for number, expected in [(0.0, 1), (0.1249, 1), (0.1251, 2), (0.4999, 2), (0.5001, 4), (1 - 2**-53, 4)]:
-        assert int(choose(logits, torch.tensor([number], dtype=torch.float64))) == expected
-    assert int(choose(logits, None)) == 4
+        assert int(choose(logits, torch.tensor([number], dtype=torch.float64))[0]) == expected
+    assert int(choose(logits, None)[0]) == 4
 
 
 # The naive sampler
@@ -778,7 +778,7 @@ def test_with_a_backspace_id_that_row_of_the_output_layer_deletes() -> None:
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([stack])).logits[:, -1]
             logits[0, bkspc] += 4.0
-            action = int(choose(logits, torch.tensor([number], dtype=torch.float64)))
+            action = int(choose(logits, torch.tensor([number], dtype=torch.float64))[0])
             if action == bkspc:
                 deleted += len(stack) > len(prompt)
                 del stack[max(len(prompt), len(stack) - 1) :]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from sequencematch.policy.rollback import Rollback, decoding, windows
+from sequencematch.policy.rollback import Rollback, StackCache, decoding, windows
 from sequencematch.policy.spine import SPINE
 
 if TYPE_CHECKING:
@@ -112,9 +112,20 @@ def _rotated(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tu
     return ours
 
 
+class KernelCache(StackCache):
+    """`StackCache` with one kernel for what a step writes in a layer."""
+
+    def write(self, stored: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
+        """Put one token of each row at its column."""
+        from sequencematch.policy.prefix_attention import write_columns
+
+        write_columns(*stored, *new, self.column)
+
+
 class Replayed(Rollback):
     """`Rollback` with its step captured. Rows that end early wait for the next look; nothing else is different."""
 
+    cache_type = KernelCache
     graph: torch.cuda.CUDAGraph | None = None
 
     def fill(

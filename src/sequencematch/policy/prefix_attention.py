@@ -1,4 +1,4 @@
-"""Attention of one new token in each row over the first columns of a stack of keys and values, as a Triton kernel.
+"""Attention of one new token in each row over the first columns of a stack of keys and values, as Triton kernels.
 
 Every row reads the columns it has and no more. No kernel of torch's takes one query against a cache of ragged lengths
 without reading all of it; FlexAttention does, but only compiled, and once for each length.
@@ -72,6 +72,42 @@ def _prefix_kernel(
     tl.store(written, mean.to(out.dtype.element_ty), mask=is_head[:, None] & is_dim[None, :])
     if SPLITS > 1:
         tl.store(log_sum + split * sum_split + row * sum_row + heads, largest + tl.log(total), mask=is_head)
+
+
+@triton.jit
+@no_type_check
+def _write_kernel(
+    keys, values, new_keys, new_values, column, key_row, key_head, key_column, new_row, new_head,
+    DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The key and the value of one head of one row."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, WIDTH)
+    is_dim = at < DIM
+    stored = row * key_row + head * key_head + tl.load(column + row) * key_column + at
+    new = row * new_row + head * new_head + at
+    tl.store(keys + stored, tl.load(new_keys + new, mask=is_dim), mask=is_dim)
+    tl.store(values + stored, tl.load(new_values + new, mask=is_dim), mask=is_dim)
+
+
+def write_columns(
+    keys: Float[Tensor, "row head column dim"],
+    values: Float[Tensor, "row head column dim"],
+    new_keys: Float[Tensor, "row head 1 dim"],
+    new_values: Float[Tensor, "row head 1 dim"],
+    column: Int[Tensor, "row"],
+) -> None:
+    """Put one token of each row at its column, in place."""
+    rows, heads, _, dim = new_keys.shape
+    if new_values.stride() != new_keys.stride():
+        new_values = new_values.contiguous()
+        new_keys = new_keys.contiguous()
+    assert keys.stride() == values.stride()
+    assert keys.stride(3) == new_keys.stride(3) == 1
+    _write_kernel[(rows, heads)](
+        keys, values, new_keys, new_values, column, *keys.stride()[:3], *new_keys.stride()[:2],
+        DIM=dim, WIDTH=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
 
 
 def prefix_attention(

@@ -118,24 +118,28 @@ def uniforms(seed: int, row: int, count: int) -> Tensor:
     return torch.from_numpy(numpy.random.Generator(stream).random(count))
 
 
-def choose(logits: Tensor, uniform: Tensor | None) -> Tensor:
-    """Greedy where there is no random number, else by inverting the cumulative distribution at it.
+def choose(logits: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """An action for each row, and the log of Σ exp logits.
 
-    Sums are in float64, first of blocks of the vocabulary, then inside the block that the number falls on.
+    Greedy where there is no random number, else by inverting the cumulative distribution at it. Sums are in float64, first of
+    blocks of the vocabulary, then inside the block that the number falls on.
     """
     if uniform is None:
-        return logits.argmax(-1)
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+        return logits.argmax(-1), logits.logsumexp(-1)
+    largest = logits.amax(-1, keepdim=True)
+    weights = (logits - largest).exp_()
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = uniform[:, None] * upto[:, -1:]
-    block = torch.searchsorted(upto, target, right=True).clamp(max=upto.shape[1] - 1)
-    before = torch.where(block > 0, upto.gather(1, (block - 1).clamp(min=0)), 0)
+    total = upto[:, -1:]
+    target = uniform[:, None] * total
+    block = torch.searchsorted(upto, target, right=True).clamp_(max=upto.shape[1] - 1)
+    before = torch.where(block > 0, upto.gather(1, (block - 1).clamp_(min=0)), 0)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).squeeze(1).to(torch.float64).cumsum(-1)
     # Rounding may put the number behind the block's last possible token, never behind the one that ends the sum.
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     place = block * BLOCK + torch.minimum(torch.searchsorted(inside, target - before, right=True), last)
-    return place.squeeze(1).clamp(max=logits.shape[-1] - 1)  # NaN is past the end; it is reported, not looked up
+    action = place.squeeze(1).clamp_(max=logits.shape[-1] - 1)  # NaN is past the end; it is reported, not looked up
+    return action, (largest + total.log()).squeeze(1)
 
 
 class StackCache(Cache):
@@ -167,9 +171,13 @@ class StackCache(Cache):
             for whole, new in zip(stored, states, strict=True):
                 whole[self.row, :, : new.shape[2]] = new
             return states
-        for whole, new in zip(stored, states, strict=True):
-            whole[self.row, :, self.column] = new[:, :, 0]
+        self.write(stored, states)
         return stored[0][:, :, : self.width], stored[1][:, :, : self.width]
+
+    def write(self, stored: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
+        """Put one token of each row at its column."""
+        for whole, part in zip(stored, new, strict=True):
+            whole[self.row, :, self.column] = part[:, :, 0]
 
     def select(self, kept: Tensor) -> None:
         """Keep some of the rows."""
@@ -196,6 +204,8 @@ class Rollback:
     What an ended row, or one that has nothing to push, computes is written where nobody looks.
     """
 
+    cache_type: type[StackCache] = StackCache
+
     def __init__(
         self,
         model: Any,
@@ -221,12 +231,12 @@ class Rollback:
         self.tokens = torch.full((slots, self.depth + 1), limits.eos, device=self.device)
         self.size, self.prompt, self.floor, self.taken = zeros(slots), zeros(slots), zeros(slots), zeros(slots)
         self.is_running, self.has_pushed = zeros(slots, dtype=torch.bool), zeros(slots, dtype=torch.bool)
-        self.uniform = zeros(slots, self.actions, dtype=torch.float64)
+        self.uniform = zeros(slots, self.actions + 1, dtype=torch.float64)
         self.chosen = zeros(slots, self.actions + 1)
         self.log_probs = zeros(slots, self.actions + 1, dtype=torch.float64)
         self.values = zeros(slots, self.actions + 1, dtype=torch.float64)
         self.stops = torch.tensor(sorted(limits.stop_tokens), dtype=torch.long, device=self.device)
-        self.cache = StackCache(slots, self.depth + 1)
+        self.cache = self.cache_type(slots, self.depth + 1)
         self.hidden = torch.empty(0)
         self.deleted: list[dict[int, set[int]]] = [{} for _ in range(slots)]
 
@@ -254,7 +264,7 @@ class Rollback:
         self.taken[slot] = 0
         self.is_running[slot] = True
         if not self.choice.greedy:
-            self.uniform[slot] = torch.stack(list(uniform)).to(self.device)
+            self.uniform[slot, : self.actions] = torch.stack(list(uniform)).to(self.device)
         for place, row in zip(slots, rows, strict=True):
             self.numbers[place], self.deleted[place] = row, {}
 
@@ -294,9 +304,11 @@ class Rollback:
     def act(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Choose and execute an action in each of `slot` that runs and has not pushed; what was chosen, and executed."""
         limits, choice = self.limits, self.choice
-        size, taken = self.size[slot], self.taken[slot]
-        logits = self.head(self.hidden[slot, size - 1])
-        value = normaliser = logits.logsumexp(-1)
+        these = slice(None) if slot is self.slot else slot  # of all rows, what is there need not be copied
+        size, taken = self.size[these], self.taken[these]
+        logits = own = self.head(self.hidden[slot, size - 1])
+        is_changed = choice != Choice(choice.greedy)
+        value = own.logsumexp(-1) if is_changed else None
         if choice.backspace_bias and limits.bkspc is not None:
             logits[:, limits.bkspc] += choice.backspace_bias
         if choice.ban_deleted:
@@ -306,32 +318,29 @@ class Rollback:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
             logits = choice.warp(logits)
-        if choice != Choice(choice.greedy):
-            normaliser = logits.logsumexp(-1)
-        drawn = None if choice.greedy else self.uniform[slot, taken.clamp(max=self.actions - 1)]
-        action = choose(logits, drawn)
+        action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
 
-        acts = self.is_running[slot] & ~self.has_pushed[slot]
+        acts = self.is_running[these] & ~self.has_pushed[these]
         at = torch.where(acts, taken, self.actions)
         self.chosen[slot, at] = action
         self.log_probs[slot, at] = log_prob.double()
-        self.values[slot, at] = value.double()
-        self.taken[slot] = taken + acts
+        self.values[slot, at] = (normaliser if value is None else value).double()
         is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
         is_token = ~is_bkspc & (action != limits.eos)
-        is_cut = (is_token & (size - self.prompt[slot] >= limits.max_new_tokens)) | (taken + 1 == limits.max_actions)
+        is_cut = (is_token & (size - self.prompt[these] >= limits.max_new_tokens)) | (taken + 1 == limits.max_actions)
         if len(self.stops):
             is_cut |= (action[:, None] == self.stops).any(1)
         executed = torch.where(is_cut, limits.eos, action)
-        pops = acts & is_bkspc & ~is_cut & (size > self.floor[slot])
+        pops = acts & is_bkspc & ~is_cut & (size > self.floor[these])
         pushes = acts & is_token & ~is_cut
         if choice.ban_deleted:
             self._remember(slot, size, pops)
         self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
-        self.size[slot] = size + pushes.long() - pops.long()
-        self.is_running[slot] &= ~(acts & (executed == limits.eos))
-        self.has_pushed[slot] |= pushes
+        self.taken[these] = taken + acts
+        self.size[these] = size + pushes.long() - pops.long()
+        self.is_running[these] &= ~(acts & (executed == limits.eos))
+        self.has_pushed[these] |= pushes
         return action, executed
 
     @torch.no_grad()
