@@ -28,7 +28,7 @@ demo: setup  ## a model deletes wrong digits; then three ways to train it are co
 	$(BIN)/sequencematch demo
 
 bench: setup  ## training and sampling beside plain Hugging Face and the paper's recipe, on one thread; BENCH=--quick takes a minute
-	$(BIN)/sequencematch bench --out results/bench $(BENCH)
+	$(BIN)/sequencematch bench --out results/bench/cpu $(BENCH)
 
 clean:  ## remove what the other targets made
 	rm -rf .venv out

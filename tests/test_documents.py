@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from sequencematch.bench.report import markdown, read
 from sequencematch.experiments import demo
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
@@ -134,3 +135,13 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("machine", ["cpu", "h200"])
+def test_the_tables_of_performance_are_what_was_measured(machine: str) -> None:
+    folder = ROOT / "results" / "bench" / machine
+    report = read(folder)
+    assert report.is_full
+    assert markdown(report) == (folder / "bench.md").read_text()
+    assert markdown(report) in (ROOT / "docs" / "performance.md").read_text()
+    assert (folder / "bench.png").read_bytes() == (ROOT / "docs" / "images" / f"bench_{machine}.png").read_bytes()

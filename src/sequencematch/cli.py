@@ -340,7 +340,7 @@ def bench(
     Variants take turns in one process; every number is the median of ratios of the same round, and each suite measures one
     variant twice as a control. On a CPU process time counts, on a GPU time until all its work is done.
 
-    FOLDER will hold bench.json and bench.png. Ctrl-C leaves what is measured. All suites take half an hour on a CPU.
+    FOLDER will hold bench.json, bench.md and bench.png. Ctrl-C leaves what is measured. All suites take half an hour on a CPU.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")

@@ -1,5 +1,7 @@
 """On a GPU: FlexAttention, decoding, and the head, against the same thing done plainly."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import sequencematch_loss
-from sequencematch.policy import Policy
+from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.generation import rollouts
 from sequencematch.policy.graphs import Replayed, can_replay
 from sequencematch.policy.merging import merged
 from sequencematch.policy.rollback import Choice, Limits, Rollback
@@ -213,10 +216,57 @@ def test_what_is_captured_leaves_the_model_as_it_was() -> None:
 
     rotation = modeling_llama.apply_rotary_pos_emb
     policy = Policy.from_pretrained(tiny("Llama", **SIZES).bfloat16().to("cuda"))
+    attention = policy.base.config._attn_implementation
     policy.generate([5, 6], max_new_tokens=4, seed=0)
     assert modeling_llama.apply_rotary_pos_emb is rotation
     assert not any("forward" in vars(module) for module in policy.modules())
-    assert policy.base.config._attn_implementation == "sdpa"
+    assert policy.base.config._attn_implementation == attention
+
+
+def test_a_step_that_cannot_be_captured_is_run_as_it_is() -> None:
+    policy, plain = with_row(MODELS["float64"]().to("cuda")), with_row(MODELS["float64"]())
+    layer, options = policy.base.model.layers[0].mlp, {"max_new_tokens": 8, "seed": 1}
+    forward = layer.forward
+
+    def asks_the_host(hidden: Tensor) -> Tensor:
+        assert float(hidden.sum()) == float(hidden.sum())
+        return forward(hidden)
+
+    layer.forward = asks_the_host
+    with pytest.warns(UserWarning, match="can't be captured and is run as it is"):
+        ours = policy.generate([[5, 6]] * 4, **options)  # type: ignore[arg-type]
+    assert [t.chosen for t in ours.trajectories] == [
+        t.chosen
+        for t in plain.generate([[5, 6]] * 4, **options).trajectories  # type: ignore[arg-type]
+    ]
+
+
+def test_what_a_graph_depends_on_decides_whether_it_is_used_again() -> None:
+    policy, options = with_row(MODELS["float64"]().to("cuda")), {"max_new_tokens": 8, "seed": 1}
+    policy.generate([5, 6], **options)  # type: ignore[arg-type]
+    ((_, first),) = policy.spare.kept
+    with torch.autocast("cuda", torch.bfloat16):
+        policy.generate([5, 6], **options)  # type: ignore[arg-type]
+    assert [decoder for _, decoder in policy.spare.kept] == [first]
+    stream = rollouts(policy, [[5, 6]] * 8, Sampling(**options), 4)  # type: ignore[arg-type]
+    next(stream)
+    policy.generate([5, 6], **options)  # type: ignore[arg-type]  # meanwhile
+    del stream  # nobody asks for the rest
+    assert len(policy.spare.kept) == 2
+    policy.base.model.layers[0].register_forward_hook(lambda *_: None)
+    assert not can_replay(policy)
+
+
+def test_a_policy_that_was_sampled_from_is_freed_with_its_last_name() -> None:
+    policy = with_row(MODELS["float64"]().to("cuda"))
+    policy.generate([5, 6], max_new_tokens=4, seed=0)
+    watched = weakref.ref(policy)
+    gc.disable()
+    try:
+        del policy
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_logits_that_are_nan_are_refused_though_nobody_looks_at_every_step() -> None:

@@ -18,7 +18,7 @@ from sequencematch.extras import require
 
 STYLES = {Verdict.stretch: "bold green", Verdict.met: "green", Verdict.missed: "bold red", Verdict.not_judged: "dim"}
 COLORS = {Verdict.stretch: "#1a7f37", Verdict.met: "#57ab5a", Verdict.missed: "#cf222e"}
-JSON, PLOT = "bench.json", "bench.png"
+JSON, PLOT, MARKDOWN = "bench.json", "bench.png", "bench.md"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _limit(bounds: Bounds | None) -> str:
 
 
 def save(report: Report, folder: Path) -> None:
-    """Write `bench.json`, replacing that of fewer rows."""
+    """Write `bench.json`, and as `bench.md` what is held against something, replacing those of fewer rows."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "signature": signature(report.command),
@@ -96,6 +96,25 @@ def save(report: Report, folder: Path) -> None:
     unfinished = folder / f".{JSON}.unfinished"
     unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     unfinished.replace(folder / JSON)
+    (folder / MARKDOWN).write_text(markdown(report))
+
+
+def markdown(report: Report) -> str:
+    """A table of the rows that are held against something here."""
+    lines = ["| what | median | middle half | must reach | stretch | |", "|---|---|---|---|---|---|"]
+    for row in report.rows:
+        target, verdict = report.target(row), report.verdict(row)
+        if target is not None:
+            middle = "" if row.middle is None else f"{row.middle[0]:.2f} to {row.middle[1]:.2f}"
+            cells = (
+                f"{row.suite}: {row.name}",
+                f"{row.value:.2f}",
+                middle,
+                _limit(target.must),
+                _limit(target.stretch),
+            )
+            lines.append(f"| {' | '.join(cells)} | {verdict.value} |")
+    return "\n".join(lines) + "\n"
 
 
 def _record(report: Report, row: Row) -> dict[str, Any]:

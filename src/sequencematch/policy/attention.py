@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -42,13 +42,16 @@ def row_mask(
     deleted_at: Int[Tensor, "row node"],
     position_ids: Int[Tensor, "row node"],
     dtype: torch.dtype,
+    *,
+    reorders: bool = True,
 ) -> tuple[Mask, Int[Tensor, "row node"] | None]:
     """The mask of encoded rows for the model's attention implementation: one, or one for each kind of layer.
 
-    And the order that it takes nodes to be in, where that is another: the one at place p is node `order[p]`.
+    And, where `reorders`, the order that it takes nodes to be in, if that is another: the one at place p is node `order[p]`.
     """
     kinds = windows(config)
-    found = spine_order(deleted_at) if config._attn_implementation == SPINE and None in kinds.values() else None
+    has_spine = reorders and config._attn_implementation == SPINE and None in kinds.values()
+    found = spine_order(deleted_at) if has_spine else None
     if found is None:
         build = _BUILDERS[config._attn_implementation or "eager"]
         masks = {kind: build(deleted_at, position_ids, window, dtype) for kind, window in kinds.items()}
@@ -105,24 +108,20 @@ def block_mask(
     return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=keeps, seq_lengths=(nodes, nodes))
 
 
-def _boolean(keep: Bool[Tensor, "row query slot"], dtype: torch.dtype) -> Bool[Tensor, "row 1 query slot"]:  # noqa: ARG001
-    return keep[:, None]
+def _sdpa(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:  # noqa: ARG001
+    return dense(deleted_at, position_ids, window)[:, None]
 
 
-def _additive(keep: Bool[Tensor, "row query slot"], dtype: torch.dtype) -> Float[Tensor, "row 1 query slot"]:
+def _eager(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     """Eager attention adds its mask: a boolean one would be silently wrong there."""
+    keep = dense(deleted_at, position_ids, window)
     return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(~keep, torch.finfo(dtype).min)[:, None]
 
 
+def _flex(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> BlockMask:  # noqa: ARG001
+    return block_mask(deleted_at, position_ids, window)
+
+
 _BUILDERS: Mapping[str, Callable[[Tensor, Tensor, int | None, torch.dtype], Any]] = MappingProxyType(
-    {
-        "sdpa": lambda deleted_at, position_ids, window, dtype: _boolean(
-            dense(deleted_at, position_ids, window), dtype
-        ),
-        "eager": lambda deleted_at, position_ids, window, dtype: _additive(
-            dense(deleted_at, position_ids, window), dtype
-        ),
-        SPINE: lambda deleted_at, position_ids, window, dtype: _boolean(dense(deleted_at, position_ids, window), dtype),
-        "flex_attention": lambda deleted_at, position_ids, window, dtype: block_mask(deleted_at, position_ids, window),  # noqa: ARG005
-    }
+    {"sdpa": _sdpa, SPINE: _sdpa, "eager": _eager, "flex_attention": _flex}
 )

@@ -169,7 +169,7 @@ def rollouts(
     *,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Rollout]:
-    """Rows as they end. They are batched in order of prompt length; which batch a row is in changes none of its numbers.
+    """Rows as they end. They start in order of prompt length; their neighbours change their numbers by rounding at most.
 
     Their numbers, `rows` or from 0 on, fix their random numbers: parts of one job can run in several places, or later.
     """
@@ -188,7 +188,7 @@ def _rollouts(
     policy: "Policy", tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
 ) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
-    waiting = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))  # the shortest, at the end, goes first
+    waiting = sorted(range(len(tokens)), key=lambda row: (len(tokens[row]), row), reverse=True)  # the last goes first
     slots = min(batch_size, len(tokens))
     with _decoder(policy, sampling, slots, max(map(len, tokens))) as rollback:
         while waiting or any(number is not None for number in rollback.numbers):
@@ -278,12 +278,18 @@ def _decoder(
         yield make(Rollback)
         return
     longest_prompt = -(-longest_prompt // PROMPT_STEP) * PROMPT_STEP
-    key = (replace(sampling, seed=None), slots, longest_prompt, addresses(policy))
+    if torch.is_autocast_enabled("cuda"):  # a graph made here holds copies of weights that go with it
+        yield make(Replayed)
+        return
+    same = replace(sampling, seed=None, stop_tokens=tuple(sampling.stop_tokens))
+    key = (same, slots, longest_prompt, addresses(policy))
     decoder = policy.spare.take(key, lambda: make(Replayed))
     try:
         yield decoder
-    finally:
+    except GeneratorExit:  # nobody asks for the rest
         policy.spare.keep(key, decoder)
+        raise
+    policy.spare.keep(key, decoder)
 
 
 def _fill(

@@ -1,6 +1,9 @@
 """Decoding on a GPU without the host: a whole step captured as a CUDA graph and replayed."""
 
+import importlib.util
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +26,8 @@ STEPS = 8
 #: What transformers calls our attention by.
 IMPLEMENTATION = "sequencematch_prefix"
 HALF = (torch.bfloat16, torch.float16)
+#: One at a time: functions of the model's file are replaced meanwhile.
+CAPTURING = threading.Lock()
 #: How many bytes decoders may take that are kept for the next time.
 KEPT_BYTES = 2**31
 
@@ -34,28 +39,46 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers, whose mask is the column of each row's new token."""
+    """An attention function of transformers. Its mask is the column of each row's new token, as wide as the window, or 1."""
     from sequencematch.policy.prefix_attention import prefix_attention
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    seen = prefix_attention(query, key, value, attention_mask.flatten(), scale, sliding_window)
+    window = attention_mask.shape[-1] if attention_mask.shape[-1] > 1 else None
+    seen = prefix_attention(query, key, value, attention_mask[:, 0, 0, 0], scale, window)
     return seen.transpose(1, 2), None
 
 
 def can_replay(policy: "Policy") -> bool:
-    """Whether a step of this policy on its device can be captured, and its attention done by our kernel."""
-    config = policy.base.config
-    if policy.device.type != "cuda" or config._attn_implementation not in ("sdpa", SPINE, "flex_attention"):
-        return False
-    # Gemma 2 caps its scores and gpt-oss has sinks; some rotary embeddings look at positions from the host.
+    """Whether a step of this policy on its device can be captured, and its attention done by our kernel.
+
+    What is not known to fail is tried: a step that can't be captured is run as it is.
+    """
+    model, config = policy.base, policy.base.config
+    is_ours = config._attn_implementation in ("sdpa", SPINE, "flex_attention") and model._supports_attention_backend
+    # Gemma 2 caps its scores, gpt-oss has sinks, DeepSeek has values of another size than keys.
+    is_plain = model._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
+    has_one_dim = getattr(config, "v_head_dim", None) in (None, getattr(config, "qk_head_dim", None))
+    # Some rotary embeddings look at positions from the host.
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {part.get("rope_type", "default") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    is_plain = not getattr(config, "attn_logit_softcapping", None) and not kinds & {"dynamic", "longrope"}
-    has_one_dim = getattr(config, "v_head_dim", None) in (None, getattr(config, "qk_head_dim", None))
-    return is_plain and has_one_dim and policy.base._supports_attention_backend
+    # A hook would run while a step is captured, and then never again; PEFT's, at the bottom of the model, does nothing here.
+    hooked = [
+        m
+        for m in model.modules()
+        if (m._forward_hooks or m._forward_pre_hooks) and m is not model.get_input_embeddings()
+    ]
+    return (
+        policy.device.type == "cuda"
+        and {parameter.device for parameter in policy.parameters()} == {policy.device}
+        and importlib.util.find_spec("triton") is not None
+        and is_ours
+        and is_plain
+        and has_one_dim
+        and not kinds & {"dynamic", "longrope"}
+        and not hooked
+    )
 
 
 @contextmanager
@@ -70,13 +93,15 @@ def fused_norms(model: torch.nn.Module) -> Iterator[None]:
         norm = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=epsilon)
         probe = torch.linspace(-1, 3, len(weight), dtype=weight.dtype, device=weight.device)
         if weight.dtype in HALF and torch.allclose(norm(probe), module(probe), rtol=0.02, atol=0.02):
-            fused.append(module)
+            fused.append((module, vars(module).get("forward")))
             module.forward = norm
     try:
         yield
     finally:
-        for module in fused:
+        for module, forward in fused:
             del module.forward
+            if forward is not None:
+                module.forward = forward
 
 
 @contextmanager
@@ -127,22 +152,27 @@ class Replayed(Rollback):
 
     cache_type = KernelCache
     graph: torch.cuda.CUDAGraph | None = None
+    is_plain = False  # where a step could not be captured
 
     def fill(
         self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
     ) -> None:
         """Start rows in free slots; before the first, capture the step."""
-        if self.graph is None:
-            super().fill(slots[:1], rows[:1], [prompts[0][:1]], uniform[:1])  # takes the memory
-            self.is_running.fill_(False)
-            self._capture()
-        super().fill(slots, rows, prompts, uniform)
+        with torch.cuda.device(self.device):
+            if self.graph is None and not self.is_plain:
+                super().fill(slots[:1], rows[:1], [prompts[0][:1]], uniform[:1])  # takes the memory
+                self.clear()
+                self._try_to_capture()
+            super().fill(slots, rows, prompts, uniform)
 
     def advance(self) -> None:
         """Some steps, without waiting for the device."""
-        assert self.graph is not None
-        for _ in range(STEPS):
-            self.graph.replay()
+        with torch.cuda.device(self.device):
+            if self.graph is None:
+                super().advance()
+                return
+            for _ in range(STEPS):
+                self.graph.replay()
         self.forwards += STEPS
 
     def clear(self) -> None:
@@ -159,18 +189,32 @@ class Replayed(Rollback):
     def drop_ended(self) -> None:
         """The graph's shapes are fixed; an ended row reads one column, and the weights are read for all."""
 
-    def _capture(self) -> None:
+    def _try_to_capture(self) -> None:
+        try:
+            with CAPTURING, fused_norms(self.model), fused_rotations(self.model):
+                self.graph = self._captured()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            warnings.warn(
+                f"A decoding step of {type(self.model).__name__} can't be captured and is run as it is, several times "
+                f"slower: {str(error).splitlines()[0]}",
+                stacklevel=2,
+            )
+            self.is_plain = True
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
         AttentionInterface.register(IMPLEMENTATION, _attention)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with fused_norms(self.model), fused_rotations(self.model):
-            with torch.cuda.stream(aside):
-                for _ in range(2):  # what is compiled, planned or allocated at first use
-                    self._step()
-            torch.cuda.current_stream().wait_stream(aside)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # what is compiled, planned or allocated at first use
                 self._step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        return graph
 
     def _step(self) -> None:
         for _ in range(ROUNDS):
@@ -179,11 +223,15 @@ class Replayed(Rollback):
 
     def _attend(self, tokens: Tensor, column: Tensor) -> Tensor:
         """As of `Rollback`, over the whole cache: the kernel reads no further than each row's column."""
+        if self.is_plain:
+            return super()._attend(tokens, column)
         self.cache.point(self.slot, column, self.depth + 1)
-        mask = column[:, None, None, None]
-        kinds = windows(self.config)
+        masks = {
+            kind: column[:, None, None, None].expand(-1, 1, 1, window or 1)
+            for kind, window in windows(self.config).items()
+        }
         with decoding(self.model, IMPLEMENTATION):
-            return self.backbone(tokens, mask if "all" in kinds else dict.fromkeys(kinds, mask), column[:, None])
+            return self.backbone(tokens, masks.get("all", masks), column[:, None])
 
 
 class Spare:
@@ -206,20 +254,22 @@ class Spare:
         return make()
 
     def keep(self, key: Any, decoder: Replayed) -> None:
-        """Keep a decoder for the next time, and as many earlier ones as there is room for.
-
-        One made under autocast holds copies of weights that go with it.
-        """
-        if torch.is_autocast_enabled("cuda"):
+        """Keep a captured decoder for the next time, and as many earlier ones as there is room for."""
+        if decoder.graph is None:
             return
         decoder.clear()
+        decoder.head = None  # type: ignore[assignment]  # the graph has it; it would hold on to the policy
         self.kept.append((key, decoder))
         while sum(kept.cache_bytes() for _, kept in self.kept) > KEPT_BYTES:
             del self.kept[0]
 
 
 def addresses(policy: "Policy") -> Any:
-    """What a captured graph depends on: where weights lie, and which adapters take part."""
+    """What a captured graph depends on: where weights lie, which adapters take part and how much, which action is which."""
     layers: list[Any] = [layer for layer in policy.modules() if hasattr(layer, "merged_adapters")]
-    adapters = [(list(x.merged_adapters), x.disable_adapters, list(x.active_adapters)) for x in layers]
-    return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers())], adapters
+    adapters = [
+        (list(x.merged_adapters), x.disable_adapters, list(x.active_adapters), dict(getattr(x, "scaling", {})))
+        for x in layers
+    ]
+    tensors = (*policy.parameters(), *policy.buffers())
+    return [(tensor.data_ptr(), tensor.dtype, tensor.shape) for tensor in tensors], adapters, vars(policy.space)

@@ -57,7 +57,8 @@ def action_logits_and_values(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _SlabHead.apply(hidden, weight.to(hidden.dtype), bias, visit, action, unembedding)
+        has_backward = torch.is_grad_enabled()  # inside it never is
+        return _SlabHead.apply(hidden, weight.to(hidden.dtype), bias, visit, action, unembedding, has_backward)
 
 
 class _SlabHead(torch.autograd.Function):
@@ -72,10 +73,11 @@ class _SlabHead(torch.autograd.Function):
         visit: Tensor,
         action: Tensor,
         unembedding: Unembedding,
+        has_backward: bool,
     ) -> tuple[Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
-        is_trained = any(ctx.needs_input_grad[1:3])
-        keeps_slope = ctx.needs_input_grad[0] and not is_trained
+        is_trained = has_backward and any(ctx.needs_input_grad[1:3])
+        keeps_slope = has_backward and ctx.needs_input_grad[0] and not is_trained
         keeps_weights = is_trained and unembedding.softcap is None and len(hidden) * len(weight) <= KEPT_ELEMENTS
         kept = []
         largest = torch.full((len(hidden), 1), -torch.inf, dtype=precise, device=hidden.device)
@@ -111,7 +113,7 @@ class _SlabHead(torch.autograd.Function):
         raw_grad = chosen_grad * unembedding.slope(chosen)
         if value_slope is not None:
             hidden_grad = (value_slope * value_grad[:, None]).index_add_(0, visit, raw_grad[:, None] * weight[action])
-            return hidden_grad.to(hidden.dtype), None, None, None, None, None
+            return hidden_grad.to(hidden.dtype), *[None] * 6
         hidden_grad = torch.zeros_like(hidden, dtype=precise) if needs_hidden else None
         weight_grad = torch.empty_like(weight) if needs_weight else None
         bias_grad = torch.empty_like(bias) if needs_bias else None
@@ -136,7 +138,8 @@ class _SlabHead(torch.autograd.Function):
                 _add_product(hidden_grad, logits_grad, weight[tokens])
             if weight_grad is not None:
                 torch.mm(logits_grad.T, hidden, out=weight_grad[tokens])
-        return None if hidden_grad is None else hidden_grad.to(hidden.dtype), weight_grad, bias_grad, None, None, None
+        hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden.dtype)
+        return hidden_grad, weight_grad, bias_grad, *[None] * 4
 
 
 def _slabs(hidden: Tensor, weight: Tensor) -> list[slice]:

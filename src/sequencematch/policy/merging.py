@@ -15,9 +15,9 @@ def merged(model: Module) -> Iterator[None]:
     """
     layers: list[Any] = [layer for layer in model.modules() if _is_plain_lora(layer)]
     saved = [layer.get_base_layer().weight.detach().clone() for layer in layers]
-    for layer in layers:
-        layer.merge()
     try:
+        for layer in layers:
+            layer.merge()
         yield
     finally:
         for layer, weight in zip(layers, saved, strict=True):
@@ -47,7 +47,7 @@ def _is_plain_lora(layer: Any) -> bool:
         type(layer) is Linear
         and not layer.merged
         and not layer.disable_adapters
-        and not any(layer.use_dora.values())
+        and not layer.lora_variant
         and not any(layer.lora_bias.values())
         and layer.get_base_layer().weight.is_floating_point()
     )

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 
+#: On a GPU attention over shorter rows takes less time than being told of two parts of it.
+GPU_ROW = 512
+
+
 class Policy(nn.Module):
     """p(a|s) from a causal language model, a `<bkspc>` row and an offset head   (§4, §6)."""
 
@@ -61,7 +65,10 @@ class Policy(nn.Module):
             row = self.folded_row
             backspace.reset_row(weight if row is None else self._output_layer().weight[row : row + 1])
         self.backspace = backspace.to(weight.device)
+        self.reorders_from = 0
         _probe_and_settle(self)
+        if self.device.type == "cuda":
+            self.reorders_from = GPU_ROW
 
     @classmethod
     def from_pretrained(
@@ -179,7 +186,8 @@ class Policy(nn.Module):
         Returns the vectors of some nodes, by their places on the flattened [row × node] axis.
         """
         tokens, positions = encoding.tokens, encoding.position_ids
-        mask, order = row_mask(self.base.config, encoding.deleted_at, positions, self.base.dtype)
+        reorders = tokens.shape[1] >= self.reorders_from
+        mask, order = row_mask(self.base.config, encoding.deleted_at, positions, self.base.dtype, reorders=reorders)
         if order is not None:
             tokens, positions = tokens.gather(1, order), positions.gather(1, order)
             width = tokens.shape[1]

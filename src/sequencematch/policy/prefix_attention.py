@@ -110,6 +110,14 @@ def write_columns(
     )  # fmt: skip
 
 
+def _shared_memory(device: torch.device) -> int:
+    """What a program may take for its tiles, with some left for the rest; 227 KiB on a Hopper, 99 on a desktop's GPU."""
+    if device.type != "cuda":
+        return 0
+    properties = torch.cuda.get_device_properties(device)
+    return int(0.8 * getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
 def prefix_attention(
     query: Float[Tensor, "row head 1 dim"],
     keys: Float[Tensor, "row key_head column dim"],
@@ -127,14 +135,18 @@ def prefix_attention(
     precise = torch.promote_types(query.dtype, torch.float32)
     out = torch.empty(splits, rows, heads, dim, dtype=query.dtype if splits == 1 else precise, device=query.device)
     log_sum = torch.empty(splits, rows, heads, dtype=precise, device=query.device)
+    width = triton.next_power_of_2(max(dim, 16))
+    columns = (64 if width <= 128 else 32) if uses_dot else 16
+    tile = 2 * columns * width * query.element_size()  # of keys and values
     assert keys.stride() == values.stride()
     assert keys.stride(3) == query.stride(3) == 1
     _prefix_kernel[(rows, key_heads, splits)](
         query, keys, values, out, log_sum, column, scale, keys.shape[2] if window is None else window,
         query.stride(0), query.stride(1), *keys.stride()[:3], *out.stride()[:3], *log_sum.stride()[:2],
         GROUP=group, HEADS=max(16 if uses_dot else 1, triton.next_power_of_2(group)), DIM=dim,
-        WIDTH=triton.next_power_of_2(max(dim, 16)), COLUMNS=64 if uses_dot else 16, SPLITS=splits,
-        PRECISE=tl.float64 if precise == torch.float64 else tl.float32, USES_DOT=uses_dot, num_warps=4, num_stages=3,
+        WIDTH=width, COLUMNS=columns, SPLITS=splits,
+        PRECISE=tl.float64 if precise == torch.float64 else tl.float32, USES_DOT=uses_dot, num_warps=4,
+        num_stages=3 if 3 * tile <= _shared_memory(query.device) else 2,
     )  # fmt: skip
     if splits > 1:
         return (out * log_sum.softmax(0)[..., None]).sum(0).to(query.dtype)[:, :, None]

@@ -47,6 +47,11 @@ class Choice:
     ban_deleted: bool = False
     backspace_bias: float = 0.0
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether what is chosen from is not what the model gave."""
+        return bool(self.process or self.warp or self.ban_deleted or self.backspace_bias)
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -182,7 +187,8 @@ class StackCache(Cache):
     def select(self, kept: Tensor) -> None:
         """Keep some of the rows."""
         self.rows = len(kept)
-        self.stored = {layer: (k[kept], v[kept]) for layer, (k, v) in self.stored.items()}
+        for layer, (keys, values) in self.stored.items():  # one after the other: two of each would not fit
+            self.stored[layer] = keys[kept], values[kept]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Columns before those of the next pass."""
@@ -306,14 +312,14 @@ class Rollback:
         limits, choice = self.limits, self.choice
         these = slice(None) if slot is self.slot else slot  # of all rows, what is there need not be copied
         size, taken = self.size[these], self.taken[these]
-        logits = own = self.head(self.hidden[slot, size - 1])
-        is_changed = choice != Choice(choice.greedy)
-        value = own.logsumexp(-1) if is_changed else None
+        logits = self.head(self.hidden[slot, size - 1])
+        value = logits.logsumexp(-1) if choice.changes_logits else None
         if choice.backspace_bias and limits.bkspc is not None:
             logits[:, limits.bkspc] += choice.backspace_bias
         if choice.ban_deleted:
             for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
-                row[list(self.deleted[place].get(depth, ()))] = -torch.inf
+                if depth in self.deleted[place]:
+                    row[list(self.deleted[place][depth])] = -torch.inf
         if choice.process is not None:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
@@ -389,14 +395,13 @@ class Rollback:
         self.cache.select(kept)
         for name in ("tokens", "size", "prompt", "floor", "taken", "is_running", "has_pushed", "uniform", "hidden"):
             setattr(self, name, getattr(self, name)[kept])
-        for name in ("chosen", "log_probs", "values"):
-            setattr(self, name, getattr(self, name)[kept])
+        self.chosen, self.log_probs, self.values = self.chosen[kept], self.log_probs[kept], self.values[kept]
         self.slot = self.slot[: len(kept)]
         self.numbers = [self.numbers[slot] for slot in kept.tolist()]
         self.deleted = [self.deleted[slot] for slot in kept.tolist()]
 
     def _states(self, slot: Tensor) -> list[list[int]]:
-        return [self.tokens[s, : self.size[s]].tolist() for s in slot]
+        return [row[:size] for row, size in zip(self.tokens[slot].tolist(), self.size[slot].tolist(), strict=True)]
 
     def _remember(self, slot: Tensor, size: Tensor, pops: Tensor) -> None:
         """What was deleted after each state on the stack."""

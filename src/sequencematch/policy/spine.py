@@ -26,8 +26,7 @@ PARTS = 16
 def spine_order(deleted_at: Int[Tensor, "row node"]) -> tuple[Int[Tensor, "row node"], int] | None:
     """Which node goes where, and how many of the spine go first: as many as all rows have; None where they are few."""
     nodes = deleted_at.shape[1]
-    end = deleted_at[:, :1]
-    on_spine = (deleted_at == end) & (torch.arange(nodes, device=deleted_at.device) < end)
+    on_spine = deleted_at == deleted_at[:, :1]
     rank = on_spine.cumsum(1)
     step = max(1, nodes // PARTS)
     length = int(rank[:, -1].min()) // step * step

@@ -114,9 +114,9 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ValueError(f"{path} is damaged. Remove it if the checkpoints beside it are of this very run.") from error
     for name, value in ours.items():
-        if known.get(name) != value:
+        if known.get(name, value) != value:
             raise ValueError(
-                f"`output_dir` must not hold another run. Got {output_dir}, whose run had {name}={known.get(name)!r} and not "
+                f"`output_dir` must not hold another run. Got {output_dir}, whose run had {name}={known[name]!r} and not "
                 f"{value!r}. Choose another folder."
             )
 

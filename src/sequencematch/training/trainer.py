@@ -87,7 +87,9 @@ class SequenceMatchTrainer(Trainer):
             raise ValueError(
                 f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
             )
-        self.hidden_size = policy.backspace.row.shape[0] if args.packing else None
+        # Models with attention of their own may have a causal mask of as many columns as positions: a row each for them.
+        packs = args.packing and policy.base._supports_attention_backend
+        self.hidden_size = policy.backspace.row.shape[0] if packs else None
         if args.compile_layers:
             compile_layers(policy)
         policy.backspace.requires_grad_(args.mode.deletes)  # a baseline's loss depends on none of it
@@ -161,23 +163,28 @@ class SequenceMatchTrainer(Trainer):
         return batches, num_items
 
     def _parts(self, data: list[Trajectory], model: list[Trajectory], num_items: int) -> list[Batch]:
-        """A batch as encoded, in as many forward passes as keep it to the memory of its data alone.
+        """A batch as encoded, in as many forward passes as keep it to the memory of its data, or to what keeps a GPU busy.
 
         Every process makes as many, since weights that are spread over them are asked for in each.
         """
         room = pass_room(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
-        fits = torch.tensor([[parts_wanted(data, model, room), len(data)]], device=self.args.device)
-        wanted, possible = self.accelerator.gather(fits).T
-        parts = encode_parts(data, model, int(torch.minimum(wanted.max(), possible.min())), self.hidden_size)
+        count = parts_wanted(data, model, room)
+        if self.accelerator.num_processes > 1:
+            fits = torch.tensor([[count, len(data)]], device=self.args.device)
+            wanted, possible = self.accelerator.gather(fits).T
+            count = int(torch.minimum(wanted.max(), possible.min()))
+        parts = encode_parts(data, model, count, self.hidden_size)
         return [Batch(part, d, num_items, model_weight=1.0 if m else None) for part, d, m in parts]
 
     def training_step(self, model: Any, inputs: dict[str, list[Batch]], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward over the parts of a batch; gradients are exchanged with the last."""
         losses = []
-        for part in inputs["parts"]:
-            is_last = part is inputs["parts"][-1]
-            with nullcontext() if is_last else self.accelerator.no_sync(model):
-                losses.append(super().training_step(model, {"batch": part}, num_items_in_batch))
+        is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
+        with without_input_casts(self.model) if is_autocast else nullcontext():
+            for part in inputs["parts"]:
+                is_last = part is inputs["parts"][-1]
+                with nullcontext() if is_last else self.accelerator.no_sync(model):
+                    losses.append(super().training_step(model, {"batch": part}, num_items_in_batch))
         return torch.stack(losses).sum()
 
     def compute_loss(
@@ -246,10 +253,8 @@ class SequenceMatchTrainer(Trainer):
             share = float(self.is_world_process_zero())
             self.signals.load_state_dict(json.loads((found / SIGNALS).read_text()), self.args.device, share)
         self.on_policy.start(self.model, None if found is None else found / REPLAY)
-        is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
         try:
-            with without_input_casts(self.model) if is_autocast else nullcontext():
-                return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
+            return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
         finally:
             self.on_policy.source.stop()
             self.progress.bar.stop()
