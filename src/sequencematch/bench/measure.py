@@ -147,7 +147,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     print(f"\nwritten to {path}")
 
 
-def signature(command: str | None = None) -> dict[str, str]:
+def signature(command: str | None = None, threads: int | None = None) -> dict[str, str]:
     """What a published number carries besides itself: command, commit, hardware and versions."""
 
     def git(*arguments: str) -> str:
@@ -164,7 +164,7 @@ def signature(command: str | None = None) -> dict[str, str]:
         "command": command,
         "commit": (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else ""),
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread, {_processor()}{accelerator}",
+        "machine": f"{platform.machine()}, {threads or torch.get_num_threads()} thread, {_processor()}{accelerator}",
         "versions": ", ".join([f"python {platform.python_version()}", *versions]),
     }
 

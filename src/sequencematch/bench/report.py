@@ -87,7 +87,7 @@ def save(report: Report, folder: Path) -> None:
     """Write `bench.json`, and as `bench.md` what is held against something, replacing those of fewer rows."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {
-        "signature": signature(report.command),
+        "signature": signature(report.command, threads=1),
         "measured_on": report.machine,
         "is_full": report.is_full,
         "is_complete": report.is_complete,

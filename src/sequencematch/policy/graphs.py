@@ -140,8 +140,13 @@ def _rotated(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tu
 class KernelCache(StackCache):
     """`StackCache` with one kernel for what a step writes in a layer."""
 
+    has_kernel = True
+
     def write(self, stored: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
         """Put one token of each row at its column."""
+        if not self.has_kernel:
+            super().write(stored, new)
+            return
         from sequencematch.policy.prefix_attention import write_columns
 
         write_columns(*stored, *new, self.column)
@@ -151,6 +156,7 @@ class Replayed(Rollback):
     """`Rollback` with its step captured. Rows that end early wait for the next look; nothing else is different."""
 
     cache_type = KernelCache
+    cache: KernelCache
     graph: torch.cuda.CUDAGraph | None = None
     is_plain = False  # where a step could not be captured
 
@@ -198,10 +204,10 @@ class Replayed(Rollback):
         except Exception as error:
             warnings.warn(
                 f"A decoding step of {type(self.model).__name__} can't be captured and is run as it is, several times "
-                f"slower: {str(error).splitlines()[0]}",
+                f"slower ({type(error).__name__}: {str(error)[:200]}).",
                 stacklevel=2,
             )
-            self.is_plain = True
+            self.is_plain, self.cache.has_kernel = True, False
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         AttentionInterface.register(IMPLEMENTATION, _attention)
