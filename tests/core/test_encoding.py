@@ -241,17 +241,20 @@ def of_length(nodes: int, prompt: tuple[int, ...] = (0,)) -> Trajectory:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "shape"),
+    ("lengths", "hidden_size", "shape"),
     [
-        ([128] * 4, (4, 128)),  # nothing to gain from longer rows
-        ([128] * 4 + [80] * 4, (4, 208)),  # each of the long ones with a short one
-        ([60, 20, 20, 20], (1, 120)),  # 120 · (6 · 512 + 120) is less than 2 · 64 · (6 · 512 + 64)
-        ([5], (1, 8)),
+        ([128] * 4, 512, (4, 128)),  # nothing to gain from longer rows
+        ([128] * 4 + [80] * 4, 512, (4, 208)),  # each of the long ones with a short one
+        ([60, 20, 20, 20], 8, (2, 64)),  # attention counts: 120 · (6 · 8 + 120) is more than 2 · 64 · (6 · 8 + 64)
+        ([60, 20, 20, 20], 512, (1, 120)),  # 120 · (6 · 512 + 120) is less than 2 · 64 · (6 · 512 + 64)
+        ([5], 512, (1, 8)),
     ],
 )
-def test_rows_are_as_long_as_leaves_least_to_compute(lengths: list[int], shape: tuple[int, int]) -> None:
+def test_rows_are_as_long_as_leaves_least_to_compute(
+    lengths: list[int], hidden_size: int, shape: tuple[int, int]
+) -> None:
     trajectories = [of_length(n) for n in lengths]
-    length = fitting_row_length(trajectories, 512, share_prompts=False)
+    length = fitting_row_length(trajectories, hidden_size, share_prompts=False)
     assert tuple(encode(trajectories, row_length=length).tokens.shape) == shape
 
 
@@ -263,6 +266,10 @@ def test_rows_are_long_enough_for_what_shares_a_prompt() -> None:
     assert encoding.tokens.numel() <= 1.1 * 8 * 50  # 50 nodes a pair: the prompt once, two completions of ten
     apart = fitting_row_length(pairs, 512, share_prompts=False)
     assert encode(pairs, row_length=apart).tokens.numel() >= 16 * 40
+
+
+def test_sharing_one_token_is_no_reason_for_a_longer_row() -> None:
+    assert fitting_row_length([of_length(512), of_length(512)], 512) == 512
 
 
 @given(st.lists(st.integers(3, 90), min_size=1, max_size=12), st.sampled_from([8, 512, 4096]), st.booleans())

@@ -116,6 +116,15 @@ def test_choosing_inverts_the_cumulative_distribution_and_never_picks_the_imposs
     assert int(choose(logits, None)[0]) == 4
 
 
+def test_rounding_never_makes_the_impossible_chosen() -> None:
+    """Where a block of the vocabulary ends, sums in another order differ in the last bit; behind it nothing is possible."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 2 * rollback.BLOCK, generator=generator, dtype=torch.float64)
+    logits[:, rollback.BLOCK :] = -torch.inf
+    action, _ = choose(logits, torch.full((4000,), 1 - 2**-53, dtype=torch.float64))
+    assert logits.gather(1, action[:, None]).isfinite().all()
+
+
 # The naive sampler
 
 
@@ -429,6 +438,12 @@ def test_rows_made_on_their_own_are_those_of_the_whole_if_they_keep_their_number
     assert {rollout.trajectory for rollout in rollouts(policy, part, sampling)} != set(again.values())
     with pytest.raises(ValueError, match=r"`rows` must have one number per prompt\. Got 2 for 3\."):
         rollouts(policy, part, sampling, rows=[1, 2])
+
+
+def test_prompts_of_one_length_are_taken_in_their_order(policy: Policy) -> None:
+    """So that someone who watches sees the first ones first."""
+    sampling = Sampling(max_new_tokens=4, seed=0)
+    assert [rollout.row for rollout in rollouts(policy, [[5], [6], [7, 8], [9], [5]], sampling, 1)] == [0, 1, 3, 4, 2]
 
 
 def test_another_seed_or_another_row_gives_other_actions(policy: Policy) -> None:
