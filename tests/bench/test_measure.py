@@ -1,7 +1,9 @@
 """Ratios are paired, round by round, and memory is what the allocator held."""
 
+import pytest
 import torch
 
+from sequencematch.bench import measure
 from sequencematch.bench.measure import (
     copy_bandwidth,
     interleaved_seconds,
@@ -53,3 +55,10 @@ def test_a_signature_names_command_versions_and_machine() -> None:
     assert torch.__version__ in found["versions"]
     assert "transformers" in found["versions"]
     assert "thread" in found["machine"]
+
+
+def test_a_number_is_signed_with_the_commit_its_run_began_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure._commit.cache_clear()
+    began = measure.signature("bench")["commit"]
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("git was asked again"))
+    assert measure.signature("bench")["commit"] == began

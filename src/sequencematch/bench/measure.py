@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,23 +151,30 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 def signature(command: str | None = None, threads: int | None = None) -> dict[str, str]:
     """What a published number carries besides itself: command, commit, hardware and versions."""
 
-    def git(*arguments: str) -> str:
-        run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-        return run.stdout.strip()
-
     if command is None:
         command = " ".join(["python -m", *sys.orig_argv[sys.orig_argv.index("-m") + 1 :]])
-    changed = git("status", "--porcelain", "src", "benchmarks")
     accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     packages = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name)]
     versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     return {
         "command": command,
-        "commit": (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else ""),
+        "commit": _commit(),
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {threads or torch.get_num_threads()} thread, {_processor()}{accelerator}",
         "versions": ", ".join([f"python {platform.python_version()}", *versions]),
     }
+
+
+@cache
+def _commit() -> str:
+    """Read once: what is committed during a long run is not what it measures."""
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    changed = git("status", "--porcelain", "src", "benchmarks")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from sequencematch.bench.encoding import encoding
 from sequencematch.bench.end_to_end import end_to_end
 from sequencematch.bench.head import head
 from sequencematch.bench.length import length
-from sequencematch.bench.measure import Row, one_thread
+from sequencematch.bench.measure import Row, one_thread, signature
 from sequencematch.bench.session import Session
 from sequencematch.bench.shapes import CPU, H200, QUICK, Scale
 from sequencematch.bench.step import step
@@ -62,6 +62,7 @@ def run(session: Session, names: Sequence[str], begun: Callable[[str], None] = l
     """Rows as they are measured, on one CPU thread; `begun` is told of every suite."""
     threads = torch.get_num_threads()
     one_thread()
+    signature("")  # reads the commit before anything is measured
     try:
         for name in names:
             begun(name)

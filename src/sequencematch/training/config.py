@@ -133,7 +133,7 @@ class SequenceMatchConfig(TrainingArguments):
     compile_layers: bool = field(
         default=False,
         metadata={
-            "help": "Compile the model's layers, one for all: some 30 %% faster on a GPU after a slow first step."
+            "help": "Compile the model's layers, one for all: a quarter less time a step on a GPU, after a slow first one."
         },
     )
     unlikelihood_weight: float = field(
