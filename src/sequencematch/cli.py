@@ -333,6 +333,9 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, on one thread, or cuda.")] = "cpu",
     rounds: Annotated[int, typer.Option(help="How often everything is measured; 11 is the least.")] = 11,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/bench"),
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write FOLDER/profile.md instead: where each variant's time goes.")
+    ] = False,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites and exit.")] = False,
 ) -> None:
     """Measure training and sampling beside plain Hugging Face and the paper's own recipe.
@@ -341,11 +344,13 @@ def bench(
     variant twice as a control. On a CPU process time counts, on a GPU time until all its work is done.
 
     FOLDER will hold bench.json, bench.md and bench.png. Ctrl-C leaves what is measured. All suites take half an hour on a CPU.
+    With --profile every variant runs once under torch's profiler, and nothing is measured.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler, which counts memory, would tell of itself
     _silence_bitsandbytes()
+    from sequencematch.bench import profile as profiling
     from sequencematch.bench import report, run
 
     if list_suites:
@@ -353,7 +358,7 @@ def bench(
             typer.echo(f"{name:<12}{(suite.__doc__ or '').splitlines()[0]}")
         return
     names = run.chosen(suites or [])
-    session = run.session_for(device, quick=quick, rounds=rounds)
+    session = run.session_for(device, quick=quick, rounds=rounds, is_profiled=profile)
     from rich.console import Console
 
     _quiet()
@@ -367,13 +372,19 @@ def bench(
     try:
         for row in run.run(session, names, lambda name: typer.echo(f"Measuring {name} …", err=True)):
             rows.append(row)
-            report.save(so_far(), out)
+            if profile:
+                profiling.save(session.profiles, out, command)
+            else:
+                report.save(so_far(), out)
     except KeyboardInterrupt as interrupt:
-        if rows:
+        if rows and not profile:
             console.print(report.table(so_far()))
-        left = f"What is measured is in {out / report.JSON}." if rows else "Nothing was measured."
-        typer.echo(f"Interrupted. {left}", err=True)
+        left = f"What is measured is in {out / (profiling.FILE if profile else report.JSON)}."
+        typer.echo(f"Interrupted. {left if rows else 'Nothing was measured.'}", err=True)
         raise typer.Exit(130) from interrupt
+    if profile:
+        typer.echo(f"Wrote {out / profiling.FILE}.")
+        return
     whole = so_far(is_complete=True)
     report.save(whole, out)
     console.print(report.table(whole))

@@ -36,9 +36,9 @@ SCALE = Scale(
 )
 
 
-def session(**changes: object) -> Session:
-    """One round of it."""
-    return Session("cpu", Scale(**{**vars(SCALE), **changes}), rounds=2)
+def session(*, is_profiled: bool = False, **changes: object) -> Session:
+    """Two rounds of it."""
+    return Session("cpu", Scale(**{**vars(SCALE), **changes}), rounds=2, is_profiled=is_profiled)
 
 
 def policy() -> Policy:

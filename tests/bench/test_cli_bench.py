@@ -64,6 +64,18 @@ def test_results_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "bench.png").exists()
 
 
+def test_a_profile_is_written_in_place_of_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "session_for", lambda *_, **options: session(is_profiled=options["is_profiled"]))
+    result = run("head", "step", "--profile", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.md"]
+    found = (tmp_path / "profile.md").read_text()
+    assert f"- command: sequencematch bench head step --profile --out {tmp_path}" in found
+    assert "## training step: the paper's recipe" in found
+    assert "## generation: 4 prompts of 4 and 12 tokens" in found
+    assert "`aten::" in found
+
+
 def test_an_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Session) -> Iterator[Row]:
         yield Row("head", "measured", 1.5)

@@ -9,7 +9,6 @@ from sequencematch.bench.measure import (
     interleaved_seconds,
     median_row,
     paired,
-    paired_ratio,
     peak_bytes,
     signature,
 )
@@ -19,7 +18,7 @@ def test_a_ratio_is_taken_inside_each_round_before_the_median() -> None:
     # The machine is three times slower in the second round: 2, 2 and 3 are the ratios, while that of the medians is 3.
     seconds = {"slow": [2.0, 6.0, 3.0], "fast": [1.0, 3.0, 1.0]}
     assert paired(seconds, "slow", "fast") == [2, 2, 3]
-    assert paired_ratio(seconds, "slow", "fast") == 2
+    assert median_row("suite", "name", paired(seconds, "slow", "fast")).value == 2
 
 
 def test_variants_take_turns_in_every_round() -> None:

@@ -29,7 +29,10 @@ from tests.policy.test_generation import (
 )
 from tests.policy.tiny_models import tiny
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("error:A decoding step of .* can't be captured"),
+]
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
@@ -146,7 +149,8 @@ def test_a_replayed_graph_differs_from_the_naive_sampler_at_ties_only(model: str
             torch.testing.assert_close(result.log_probs[row], log_probs, atol=rounding, rtol=0)
             values = torch.tensor([step.value for step in oracle[row]])
             torch.testing.assert_close(result.values[row], values, atol=rounding, rtol=0)
-    assert any(step.executed == policy.space.bkspc for steps in oracle for step in steps)
+    deletes = any(step.executed == policy.space.bkspc for steps in oracle for step in steps)
+    assert deletes or (model, setting) == ("mistral", "greedy, prompt protected")  # its weights never want to
 
 
 @pytest.mark.parametrize("setting", ["greedy, deleted tokens banned", "sampled, repetition penalty"])
@@ -209,6 +213,13 @@ def test_rotations_are_those_of_the_model(dtype: torch.dtype) -> None:
     cos, sin = (torch.cat([part, part], -1) for part in (half.cos(), half.sin()))
     expected, _ = apply_rotary_pos_emb(x.float(), x.float(), cos.float(), sin.float())
     torch.testing.assert_close(rotate(x, cos, sin).float(), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_rows_that_reach_their_limit_together_are_not_stepped_past_it() -> None:
+    policy = with_row(MODELS["float64"]().to("cuda"))
+    result = policy.generate([[5, 6]] * 4, max_new_tokens=9, seed=0, backspace_bias=-1e4)
+    assert {len(t) for t in result.trajectories} == {10}  # nine tokens, and one too many: an <eos> in its place
+    assert result.forward_passes == 1 + 10
 
 
 def test_what_is_captured_leaves_the_model_as_it_was() -> None:

@@ -96,11 +96,6 @@ def paired(seconds: Seconds, slow: str, fast: str) -> list[float]:
     return [s / f for s, f in zip(seconds[slow], seconds[fast], strict=True)]
 
 
-def paired_ratio(seconds: Seconds, slow: str, fast: str) -> float:
-    """The median over rounds of how many times longer `slow` took than `fast` in the same round."""
-    return statistics.median(paired(seconds, slow, fast))
-
-
 def median_row(suite: str, name: str, values: list[float], **fields: Any) -> Row:
     """The row of a median, with the middle half of its values."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3

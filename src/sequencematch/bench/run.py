@@ -35,8 +35,8 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
 QUICK_ROUNDS = 3
 
 
-def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS) -> Session:
-    """What a device is measured with."""
+def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS, is_profiled: bool = False) -> Session:
+    """What a device is measured, or profiled, with."""
     least = 1 if quick else MIN_ROUNDS
     if rounds < least:
         raise ValueError(
@@ -48,7 +48,8 @@ def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS) -
         reason = str(error).splitlines()[0]
         raise ValueError(f"`--device` must be a device of this machine. Got {device!r}: {reason}") from error
     scale: Scale = QUICK if quick else H200 if device.startswith("cuda") else CPU
-    return Session(device, scale, min(rounds, QUICK_ROUNDS) if quick else rounds)
+    rounds = 1 if is_profiled else min(rounds, QUICK_ROUNDS) if quick else rounds
+    return Session(device, scale, rounds, is_profiled=is_profiled)
 
 
 def chosen(names: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 
 from sequencematch.bench.measure import Call, Seconds, interleaved_seconds, seconds_of
 from sequencematch.bench.peers import autocast
+from sequencematch.bench.profile import Profile, profile
 from sequencematch.bench.shapes import FIRST, Scale, Shape, build
 from sequencematch.policy import Policy
 from sequencematch.policy.merging import merged
@@ -25,11 +26,15 @@ class Generated:
 
 
 class Session:
-    """A device, a scale and a number of rounds; the model that was used last, and how long its generations took."""
+    """A device, a scale and a number of rounds; the model that was used last, and how long its generations took.
 
-    def __init__(self, device: str, scale: Scale, rounds: int) -> None:
+    With `is_profiled` every variant is called once under the profiler instead, and its time is no measurement.
+    """
+
+    def __init__(self, device: str, scale: Scale, rounds: int, *, is_profiled: bool = False) -> None:
         """Nothing is built yet."""
-        self.device, self.scale, self.rounds = device, scale, rounds
+        self.device, self.scale, self.rounds, self.is_profiled = device, scale, rounds, is_profiled
+        self.profiles: dict[str, Profile] = {}
         self._policy: tuple[tuple[Shape, bool], Policy] | None = None
         self._generated: dict[tuple[Any, ...], Generated] = {}
 
@@ -51,9 +56,15 @@ class Session:
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
-    def seconds(self, title: str, variants: Mapping[str, Call], rounds: int | None = None) -> Seconds:
+    def seconds(self, title: str, variants: Mapping[str, Call]) -> Seconds:
         """Each variant's seconds in each round."""
-        return interleaved_seconds(variants, rounds or self.rounds, device=self.device, title=title)
+        if self.is_profiled:
+            return {name: [self._profiled(f"{title}: {name}", call)] for name, call in variants.items()}
+        return interleaved_seconds(variants, self.rounds, device=self.device, title=title)
+
+    def _profiled(self, title: str, call: Call) -> float:
+        self.profiles[title] = profile(call, self.device)
+        return self.profiles[title].seconds
 
     def generation(self, prompt: int, new_tokens: int) -> Generated:
         """A whole batch of rollouts of the policy that is trained, none of which deletes: all write as many nodes."""
@@ -69,9 +80,11 @@ class Session:
                     result = policy.generate(rows, batch_size=batch, **options)
                 made[0] = sum(map(len, result.trajectories))
 
-            times = self.scale.generations
-            seconds = statistics.median_low([seconds_of(write, self.device) for _ in range(times)])
-            self._generated[key] = Generated(seconds, made[0], times)
+            if self.is_profiled:
+                taken = [self._profiled(f"generation: {batch} prompts of {prompt} and {new_tokens} tokens", write)]
+            else:
+                taken = [seconds_of(write, self.device) for _ in range(self.scale.generations)]
+            self._generated[key] = Generated(statistics.median_low(taken), made[0], len(taken))
         return self._generated[key]
 
 

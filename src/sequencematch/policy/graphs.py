@@ -4,9 +4,10 @@ import importlib.util
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,6 +160,7 @@ class Replayed(Rollback):
     cache: KernelCache
     graph: torch.cuda.CUDAGraph | None = None
     is_plain = False  # where a step could not be captured
+    due: Mapping[int, int] = MappingProxyType({})  # slot → steps until its row has ended if it deletes nothing
 
     def fill(
         self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
@@ -170,6 +172,8 @@ class Replayed(Rollback):
                 self.clear()
                 self._try_to_capture()
             super().fill(slots, rows, prompts, uniform)
+        limit = min(self.limits.max_new_tokens + 1, self.limits.max_actions)
+        self.due = {**self.due, **dict.fromkeys(slots, limit)}
 
     def advance(self) -> None:
         """Some steps, without waiting for the device."""
@@ -177,12 +181,20 @@ class Replayed(Rollback):
             if self.graph is None:
                 super().advance()
                 return
-            for _ in range(STEPS):
+            steps = self._steps()
+            for _ in range(steps):
                 self.graph.replay()
-        self.forwards += STEPS
+        self.forwards += steps
+        self.due = {slot: due - steps for slot, due in self.due.items()}
+
+    def _steps(self) -> int:
+        """Until the next look: fewer where every row is about to reach its limit."""
+        due = (left for slot, left in self.due.items() if self.numbers[slot] is not None)
+        return min(STEPS, max((left if left > 0 else STEPS for left in due), default=STEPS))
 
     def clear(self) -> None:
         """Forget all rows: someone may have stopped asking for them."""
+        self.due = {}
         self.is_running.fill_(False)
         self.has_pushed.fill_(False)
         self.numbers, self.forwards = [None] * len(self.numbers), 0
