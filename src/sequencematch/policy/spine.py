@@ -59,5 +59,6 @@ def spine_attention(
     return torch.cat([seen, rest], dim=1), None
 
 
-AttentionInterface.register(SPINE, spine_attention)
+# Compiled by Inductor it reads where it may not (torch 2.11, cuDNN), and there is nothing to gain: it is two kernels already.
+AttentionInterface.register(SPINE, torch.compiler.disable(spine_attention))
 AttentionMaskInterface.register(SPINE, sdpa_mask)
