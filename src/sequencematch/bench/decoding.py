@@ -7,7 +7,9 @@ from functools import partial
 from sequencematch.bench.measure import Call, Row, copy_bandwidth, median_row, paired
 from sequencematch.bench.peers import hf_generate
 from sequencematch.bench.session import Session, random_prompts
+from sequencematch.bench.step import with_attention
 from sequencematch.policy import Policy
+from sequencematch.policy.spine import SPINE
 
 DYNAMIC, STATIC = "model.generate, dynamic cache", "model.generate, static cache, compiled"
 OURS, CONTROL, DELETING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, deleting"
@@ -28,16 +30,17 @@ def decoding(session: Session) -> Iterator[Row]:
             result = policy.generate(prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=bias)
             actions[name] = sum(map(len, result.trajectories))
 
-        return run
+        return with_attention(policy, SPINE, run)
 
     variants: dict[str, Call] = {
-        DYNAMIC: hf_generate(policy, prompts, new_tokens),
+        DYNAMIC: with_attention(policy, "sdpa", hf_generate(policy, prompts, new_tokens)),
         OURS: ours(OURS, -1e4),
         CONTROL: ours(CONTROL, -1e4),
         DELETING: ours(DELETING, 9.5),
     }
     if session.device.startswith("cuda"):
-        variants[STATIC] = hf_generate(policy, prompts, new_tokens, cache_implementation="static")
+        static = hf_generate(policy, prompts, new_tokens, cache_implementation="static")
+        variants[STATIC] = with_attention(policy, "sdpa", static)
     seconds = session.seconds("decoding", variants)
     row = partial(median_row, "decoding")
     rates = {name: actions[name] / statistics.median(times) for name, times in seconds.items()}

@@ -50,15 +50,21 @@ def spine_attention(
     """SDPA, with a mask for the last queries only if it has rows for no more."""
     if attention_mask is None or attention_mask.shape[2] == query.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return _in_two(module, query, key, value, attention_mask, **options), None
+
+
+def _apart(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
     first = query.shape[2] - attention_mask.shape[2]
     on_spine = (part[:, :, :first] for part in (query, key, value))
     seen, _ = sdpa_attention_forward(module, *on_spine, None, **options)
     if first == query.shape[2]:
-        return seen, None
+        return seen
     rest, _ = sdpa_attention_forward(module, query[:, :, first:], key, value, attention_mask, **options)
-    return torch.cat([seen, rest], dim=1), None
+    return torch.cat([seen, rest], dim=1)
 
 
-# Compiled by Inductor it reads where it may not (torch 2.11, cuDNN), and there is nothing to gain: it is two kernels already.
-AttentionInterface.register(SPINE, torch.compiler.disable(spine_attention))
+#: Compiled by Inductor it reads where it may not (torch 2.11, cuDNN), and there is nothing to gain: it is two kernels already.
+_in_two = torch.compiler.disable(_apart)
+
+AttentionInterface.register(SPINE, spine_attention)
 AttentionMaskInterface.register(SPINE, sdpa_mask)
