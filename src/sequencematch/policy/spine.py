@@ -53,7 +53,9 @@ def spine_attention(
     return _in_two(module, query, key, value, attention_mask, **options), None
 
 
-def _apart(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
+# Compiled by Inductor, cuDNN's attention over these slices gave wrong gradients, or read outside its memory (torch 2.11).
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _in_two(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
     first = query.shape[2] - attention_mask.shape[2]
     on_spine = (part[:, :, :first] for part in (query, key, value))
     seen, _ = sdpa_attention_forward(module, *on_spine, None, **options)
@@ -62,9 +64,6 @@ def _apart(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mas
     rest, _ = sdpa_attention_forward(module, query[:, :, first:], key, value, attention_mask, **options)
     return torch.cat([seen, rest], dim=1)
 
-
-#: Compiled by Inductor it reads where it may not (torch 2.11, cuDNN), and there is nothing to gain: it is two kernels already.
-_in_two = torch.compiler.disable(_apart)
 
 AttentionInterface.register(SPINE, spine_attention)
 AttentionMaskInterface.register(SPINE, sdpa_mask)
