@@ -344,7 +344,7 @@ def bench(
     variant twice as a control. On a CPU process time counts, on a GPU time until all its work is done.
 
     FOLDER will hold bench.json, bench.md and bench.png. Ctrl-C leaves what is measured. All suites take half an hour on a CPU.
-    With --profile every variant runs once under torch's profiler, and nothing is measured.
+    With --profile every variant but whole training runs is called once under torch's profiler, and nothing is measured.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
@@ -357,34 +357,36 @@ def bench(
         for name, suite in run.SUITES.items():
             typer.echo(f"{name:<12}{(suite.__doc__ or '').splitlines()[0]}")
         return
-    names = run.chosen(suites or [])
+    names = run.chosen(suites or [], is_profiled=profile)
     session = run.session_for(device, quick=quick, rounds=rounds, is_profiled=profile)
     from rich.console import Console
 
     _quiet()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     command = shlex.join(context.meta["typed"])
+    measured = run.run(session, names, lambda name: typer.echo(f"Measuring {name} …", err=True))
+    if profile:
+        try:
+            list(measured)
+        finally:
+            profiling.save(session.profiles, out, command)
+            typer.echo(f"Wrote {out / profiling.FILE}.")
+        return
     rows: list[Any] = []
 
     def so_far(*, is_complete: bool = False) -> Any:
         return report.Report.of(session, rows, command, is_complete=is_complete)
 
     try:
-        for row in run.run(session, names, lambda name: typer.echo(f"Measuring {name} …", err=True)):
+        for row in measured:
             rows.append(row)
-            if profile:
-                profiling.save(session.profiles, out, command)
-            else:
-                report.save(so_far(), out)
+            report.save(so_far(), out)
     except KeyboardInterrupt as interrupt:
-        if rows and not profile:
+        if rows:
             console.print(report.table(so_far()))
-        left = f"What is measured is in {out / (profiling.FILE if profile else report.JSON)}."
-        typer.echo(f"Interrupted. {left if rows else 'Nothing was measured.'}", err=True)
+        left = f"What is measured is in {out / report.JSON}." if rows else "Nothing was measured."
+        typer.echo(f"Interrupted. {left}", err=True)
         raise typer.Exit(130) from interrupt
-    if profile:
-        typer.echo(f"Wrote {out / profiling.FILE}.")
-        return
     whole = so_far(is_complete=True)
     report.save(whole, out)
     console.print(report.table(whole))

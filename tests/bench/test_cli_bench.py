@@ -76,6 +76,12 @@ def test_a_profile_is_written_in_place_of_measurements(tmp_path: Path, monkeypat
     assert "`aten::" in found
 
 
+def test_whole_training_runs_are_not_profiled() -> None:
+    check_error(
+        run("end_to_end", "--profile"), "`SUITE` must be one of encoding, attention, head, step, decoding, length."
+    )
+
+
 def test_an_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Session) -> Iterator[Row]:
         yield Row("head", "measured", 1.5)

@@ -167,6 +167,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_actions": 14,
         "logits_processor": REPETITION,
     },
+    "stop tokens, few actions": {"seed": 10, "backspace_bias": 4.0, "stop_tokens": (7, 11), "max_actions": 7},
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
 PROMPTS = {"float64": 42, "float32": 20, "mistral": 10, "gemma3": 10}

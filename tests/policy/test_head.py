@@ -26,14 +26,26 @@ def _small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(
-    dtype: torch.dtype, trained: bool, *, bias: bool = False, scale: float = 1.0, softcap: float | None = None
+    dtype: torch.dtype,
+    trained: bool,
+    *,
+    bias: bool = False,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    sizes: tuple[int, int, int] = (37, 16, 50),
+    device: str = "cpu",
 ) -> tuple[Tensor, Unembedding, Tensor, Tensor]:
+    nodes, width, tokens = sizes
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(37, 16, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = (torch.randn(50, 16, generator=generator, dtype=torch.float64) / 2).to(dtype).requires_grad_(trained)
-    row = torch.randn(50, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(trained) if bias else None
-    visit = torch.randint(0, 37, (60,), generator=generator)
-    action = torch.randint(0, 50, (60,), generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    hidden = normal(nodes, width).to(device, dtype).requires_grad_()
+    weight = (normal(tokens, width) / 2).to(device, dtype).requires_grad_(trained)
+    row = normal(tokens).to(device, dtype).requires_grad_(trained) if bias else None
+    visit = torch.randint(0, nodes, (60,), generator=generator).to(device)
+    action = torch.randint(0, tokens, (60,), generator=generator).to(device)
     return hidden, Unembedding(weight, row, scale, softcap), visit, action
 
 
@@ -41,8 +53,8 @@ def results(function: object, hidden: Tensor, unembedding: Unembedding, visit: T
     """Logits, values and every gradient of a random function of both."""
     logit, value = function(hidden, unembedding, visit, action)  # type: ignore[operator]
     generator = torch.Generator().manual_seed(1)
-    mix = (torch.randn(60, generator=generator).to(logit) * logit).sum() + (
-        torch.randn(37, generator=generator).to(value) * value**2
+    mix = (torch.randn(len(logit), generator=generator).to(logit) * logit).sum() + (
+        torch.randn(len(value), generator=generator).to(value) * value**2
     ).sum()
     parameters = [t for t in (hidden, unembedding.weight, unembedding.bias) if t is not None and t.requires_grad]
     return [logit, value, *torch.autograd.grad(mix, parameters)]

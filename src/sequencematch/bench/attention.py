@@ -44,9 +44,9 @@ def _masks(session: Session, encoding: Encoding) -> Iterator[Row]:
         DENSE: lambda: attend(deleted_at),
         BLOCKS: lambda: block_mask(deleted_at, positions),
     }
-    seconds = session.seconds("masks", variants)
-    ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
     rows, nodes = deleted_at.shape
+    seconds = session.seconds(f"masks, {rows} × {nodes}", variants)
+    ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
     name = f"building a block mask / a dense one, {rows} × {nodes}"
     yield median_row("attention", name, paired(seconds, BLOCKS, DENSE), detail={"ms": ms})
 
@@ -71,8 +71,8 @@ def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Row
     if device.startswith("cuda"):
         blocks = block_mask(encoding.deleted_at, encoding.position_ids)
         variants[BLOCKS] = run(torch.compile(flex_attention), block_mask=blocks)
-    seconds = session.seconds("attention", variants)
     of = f"{rows} × {nodes}"
+    seconds = session.seconds(f"attention, {of}", variants)
     control = paired(seconds, CONTROL, CAUSAL)
     ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
     yield median_row("attention", f"A/A control: causal / causal, {of}", control, target="control", detail={"ms": ms})
@@ -91,7 +91,7 @@ def _steps(session: Session) -> Iterator[Row]:
         work = text(policy.space, max(1, NODES // 2 // length), length, length)
         ours = our_step(policy, work, update)
         variants = {name: with_attention(policy, name, ours) for name in ("sdpa", SPINE, "flex_attention")}
-        seconds = session.seconds("attention in a step", variants)
+        seconds = session.seconds(f"attention in a step, rows of {length}", variants)
         peaks = {name: peak_bytes(call, device) / 2**20 for name, call in variants.items()}
         ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
         detail = {"model": scale.training.name, "ms": ms, "mib": peaks}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from sequencematch.bench.measure import Row, interleaved_seconds, median_row, paired, peak_bytes
+from sequencematch.bench.measure import Row, median_row, paired, peak_bytes
 from sequencematch.bench.paper_recipe import printed_algorithm_a
 from sequencematch.bench.session import Session
 from sequencematch.bench.workloads import random_rollouts, space_of
@@ -35,7 +35,7 @@ def encoding(session: Session) -> Iterator[Row]:
         "encode, from Trajectory objects": lambda: encode(trajectories),
         "encode, packed": lambda: encode(trajectories, row_length=2 * length),
     }
-    seconds = interleaved_seconds(variants, session.rounds, title="encoding")
+    seconds = session.seconds("encoding", variants)
     speed = {name: batch * length / statistics.median(times) / 1e6 for name, times in seconds.items()}
     yield median_row(
         "encoding",

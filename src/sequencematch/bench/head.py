@@ -47,9 +47,9 @@ def _one(session: Session, hidden_size: int, is_trained: bool) -> Iterator[Row]:
         return step
 
     variants = {DENSE: run(dense), OURS: run(action_logits_and_values), CONTROL: run(dense)}
-    seconds = session.seconds("head", variants)
-    memory = {name: peak_bytes(variants[name], device) for name in (OURS, DENSE)}
     layer = f"hidden {hidden_size}, {'trained' if is_trained else 'frozen'} output layer"
+    seconds = session.seconds(f"head, {layer}", variants)
+    memory = {name: peak_bytes(variants[name], device) for name in (OURS, DENSE)}
     detail = {
         "positions": positions,
         "vocab": vocab,

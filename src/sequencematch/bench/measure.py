@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def one_thread() -> None:
         with suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL("libc.so.6")
             for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-                libc.mallopt(threshold, 2**28)
+                libc.mallopt(threshold, 2**31 - 1)
 
 
 def now(device: str) -> float:
@@ -71,10 +72,12 @@ def seconds_of(call: Call, device: str, repeats: int = 1) -> float:
 def interleaved_seconds(
     variants: Mapping[str, Call], rounds: int, *, device: str = "cpu", at_least_s: float = 0.05, title: str = ""
 ) -> Seconds:
-    """Seconds per call of each variant in each round, one variant after the other inside a round.
+    """Seconds per call of each variant in each round, all of them inside a round, in an order that changes.
 
-    A variant is called so often in a row that a round of it lasts `at_least_s`, so that what ran before it does not matter.
+    What ran before leaves caches and memory as it likes them. A variant is therefore called so often in a row that a round of
+    it lasts `at_least_s`, and follows another one in every round.
     """
+    orders = random.Random(0)
     repeats: dict[str, int] = {}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     total = (rounds + 1) * len(variants)
@@ -85,8 +88,8 @@ def interleaved_seconds(
             repeats[name] = max(1, math.ceil(at_least_s / max(once, 1e-6)))
             bar.update()
         for _ in range(rounds):
-            for name, call in variants.items():
-                seconds[name].append(seconds_of(call, device, repeats[name]))
+            for name in orders.sample(list(variants), len(variants)):
+                seconds[name].append(seconds_of(variants[name], device, repeats[name]))
                 bar.update()
     return seconds
 

@@ -74,7 +74,7 @@ def same_rows_step(model: Any, rows: Sequence[Encoding], device: str, update: Ca
 
 
 def hf_generate(policy: Policy, prompts: list[list[int]], new_tokens: int, **options: Any) -> Call:
-    """`model.generate` at temperature 1 without an end; `cache_implementation="static"` compiles on a GPU."""
+    """`model.generate` at temperature 1, until its last row has ended; `cache_implementation="static"` compiles on a GPU."""
     from transformers import GenerationConfig
 
     inputs = torch.tensor(prompts, device=policy.device)
@@ -82,7 +82,6 @@ def hf_generate(policy: Policy, prompts: list[list[int]], new_tokens: int, **opt
         do_sample=True,
         top_k=0,
         max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
         pad_token_id=0,
         bos_token_id=BOS,
         eos_token_id=EOS,

@@ -33,11 +33,13 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
     }
 )
 QUICK_ROUNDS = 3
+#: Whole training runs would fill a profile with what the other suites have already.
+NOT_PROFILED = ("end_to_end",)
 
 
 def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS, is_profiled: bool = False) -> Session:
     """What a device is measured, or profiled, with."""
-    least = 1 if quick else MIN_ROUNDS
+    least = 1 if quick or is_profiled else MIN_ROUNDS
     if rounds < least:
         raise ValueError(
             f"`--rounds` must be at least {least}, or the median says little. Got {rounds}; `--quick` takes fewer."
@@ -52,11 +54,12 @@ def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS, i
     return Session(device, scale, rounds, is_profiled=is_profiled)
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The suites of these names in the order of running, or all."""
+def chosen(names: Sequence[str], *, is_profiled: bool = False) -> list[str]:
+    """The suites of these names in the order of running, or all; of those that are profiled, where they are to be."""
+    known = [name for name in SUITES if not (is_profiled and name in NOT_PROFILED)]
     for name in names:
-        check_choice("SUITE", name, SUITES)
-    return [name for name in SUITES if not names or name in names]
+        check_choice("SUITE", name, known)
+    return [name for name in known if not names or name in names]
 
 
 def run(session: Session, names: Sequence[str], begun: Callable[[str], None] = lambda _: None) -> Iterator[Row]:

@@ -25,7 +25,7 @@ class Verdict(StrEnum):
     stretch = "stretch"
     met = "met"
     missed = "missed"
-    not_judged = "not judged"  # there is a target, but for another machine, or for whole shapes and rounds
+    not_judged = "not judged"  # there is a target, but for another machine, or for whole shapes and more rounds
     none = ""
 
 
@@ -80,7 +80,7 @@ def targets_of(machine: str) -> Mapping[str, Target]:
 def judge(row: Row, machine: str, *, is_full: bool) -> Verdict:
     """Whether a row reaches its target, if it has one here."""
     target = targets_of(machine).get(row.target or "")
-    if target is None or not is_full:
+    if target is None or not is_full or (row.target == "control" and row.rounds < MIN_ROUNDS):
         has_target = any(row.target in targets for targets in TARGETS.values())
         return Verdict.not_judged if has_target else Verdict.none
     for verdict, bounds in ((Verdict.stretch, target.stretch), (Verdict.met, target.must)):

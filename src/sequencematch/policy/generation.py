@@ -278,7 +278,8 @@ def _decoder(
         yield make(Rollback)
         return
     longest_prompt = -(-longest_prompt // PROMPT_STEP) * PROMPT_STEP
-    if torch.is_autocast_enabled("cuda"):  # a graph made here holds copies of weights that go with it
+    # A graph made under autocast holds copies of weights that go with it, one of inference mode tensors of that kind.
+    if torch.is_autocast_enabled("cuda") or torch.is_inference_mode_enabled():
         yield make(Replayed)
         return
     same = replace(sampling, seed=None, stop_tokens=tuple(sampling.stop_tokens))

@@ -47,7 +47,7 @@ def _attention(
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = attention_mask.shape[-1] if attention_mask.shape[-1] > 1 else None
-    seen = prefix_attention(query, key, value, attention_mask[:, 0, 0, 0], scale, window)
+    seen = prefix_attention(query.to(key.dtype), key, value, attention_mask[:, 0, 0, 0], scale, window)
     return seen.transpose(1, 2), None
 
 
@@ -248,7 +248,7 @@ class Replayed(Rollback):
             kind: column[:, None, None, None].expand(-1, 1, 1, window or 1)
             for kind, window in windows(self.config).items()
         }
-        with decoding(self.model, IMPLEMENTATION):
+        with decoding(self.model, IMPLEMENTATION, self.compiled):
             return self.backbone(tokens, masks.get("all", masks), column[:, None])
 
 

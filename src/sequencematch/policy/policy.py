@@ -65,10 +65,7 @@ class Policy(nn.Module):
             row = self.folded_row
             backspace.reset_row(weight if row is None else self._output_layer().weight[row : row + 1])
         self.backspace = backspace.to(weight.device)
-        self.reorders_from = 0
         _probe_and_settle(self)
-        if self.device.type == "cuda":
-            self.reorders_from = GPU_ROW
 
     @classmethod
     def from_pretrained(
@@ -131,6 +128,11 @@ class Policy(nn.Module):
         return self.base.get_input_embeddings().weight.device
 
     @property
+    def reorders_from(self) -> int:
+        """How many nodes a row must have for what survives in it to be put in front."""
+        return GPU_ROW if self.device.type == "cuda" else 0
+
+    @property
     def max_positions(self) -> int:
         """The context length: the deepest stack the model has positions for."""
         config = self.base.config
@@ -180,13 +182,15 @@ class Policy(nn.Module):
             input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **options
         )
 
-    def encoded_hidden_states(self, encoding: Encoding, node: Int[Tensor, "*nodes"]) -> Float[Tensor, "*nodes hidden"]:
+    def encoded_hidden_states(
+        self, encoding: Encoding, node: Int[Tensor, "*nodes"], *, reorders_from: int | None = None
+    ) -> Float[Tensor, "*nodes hidden"]:
         """One pass over encoded rows, each node seeing the live nodes below it   (Alg. A).
 
         Returns the vectors of some nodes, by their places on the flattened [row × node] axis.
         """
         tokens, positions = encoding.tokens, encoding.position_ids
-        reorders = tokens.shape[1] >= self.reorders_from
+        reorders = tokens.shape[1] >= (self.reorders_from if reorders_from is None else reorders_from)
         mask, order = row_mask(self.base.config, encoding.deleted_at, positions, self.base.dtype, reorders=reorders)
         if order is not None:
             tokens, positions = tokens.gather(1, order), positions.gather(1, order)
@@ -331,7 +335,8 @@ def _probe(policy: Policy) -> None:
     was_training = policy.model.training
     policy.model.eval()
     try:
-        encoded = policy.action_logits(policy.encoded_hidden_states(encoding, encoding.visit[0]))[:, :-1]
+        hidden = policy.encoded_hidden_states(encoding, encoding.visit[0], reorders_from=0)
+        encoded = policy.action_logits(hidden)[:, :-1]
         fresh = torch.stack(
             [
                 policy.model(input_ids=torch.tensor([s.tokens], device=policy.device)).logits[0, -1, : space.vocab_size]

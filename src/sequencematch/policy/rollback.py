@@ -96,11 +96,14 @@ def cache_mask(config: Any, keep: Tensor, key_position: Tensor, query_position: 
 
 
 @contextmanager
-def decoding(model: Any, attention: str | None = None) -> Iterator[None]:
+def decoding(model: Any, attention: str | None = None, compiled: Sequence[Any] = ()) -> Iterator[None]:
     """Decode without dropout, and with SDPA where the model scores with FlexAttention: one column needs no block mask.
 
-    `attention` names another implementation.
+    `attention` names another implementation. Of its layers, those `compiled` are called as they were: shapes change here.
     """
+    calls = [layer._compiled_call_impl for layer in compiled]
+    for layer in compiled:
+        layer._compiled_call_impl = None
     config, was_training = model.config, model.training
     loaded = config._attn_implementation
     config._attn_implementation = attention or ("sdpa" if loaded == "flex_attention" else loaded)
@@ -110,6 +113,8 @@ def decoding(model: Any, attention: str | None = None) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = loaded
+        for layer, call in zip(compiled, calls, strict=True):
+            layer._compiled_call_impl = call
         if was_training:
             model.train()
 
@@ -147,6 +152,13 @@ def choose(logits: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     return action, (largest + total.log()).squeeze(1)
 
 
+def _as_attended(states: Tensor) -> Tensor:
+    """In the precision that attention has under autocast: keys that were turned in float32 would be kept in it."""
+    device = states.device.type
+    is_cast = states.dtype == torch.float32 and torch.is_autocast_enabled(device)
+    return states.to(torch.get_autocast_dtype(device)) if is_cast else states
+
+
 class StackCache(Cache):
     """Keys and values of each layer, [row, head, column, dim]; a row's column j belongs to the j-th token of its state."""
 
@@ -167,10 +179,10 @@ class StackCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write what is new in place, and return what it may see."""
-        states = (key_states, value_states)
+        states = (_as_attended(key_states), _as_attended(value_states))
         if layer_idx not in self.stored:
             sizes = [(self.rows, s.shape[1], self.columns, s.shape[3]) for s in states]
-            self.stored[layer_idx] = (key_states.new_zeros(sizes[0]), value_states.new_zeros(sizes[1]))
+            self.stored[layer_idx] = (states[0].new_zeros(sizes[0]), states[1].new_zeros(sizes[1]))
         stored = self.stored[layer_idx]
         if self.column.ndim == 2:
             for whole, new in zip(stored, states, strict=True):
@@ -224,6 +236,7 @@ class Rollback:
     ) -> None:
         """`model` is a Hugging Face causal LM, `head` takes its last hidden vectors to the logits of all actions."""
         self.model, self.config, self.head = model, model.config, head
+        self.compiled: list[Any] = []
         self.limits, self.choice, self.forwards = limits, choice, 0
         self.device = model.get_input_embeddings().weight.device
         #: The depth that no state reaches, and the action that no row takes: what must not be written goes there.
@@ -251,6 +264,7 @@ class Rollback:
         self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
     ) -> None:
         """Start rows, numbered by the caller, in free slots: one pass over their prompts; `uniform` is for their actions."""
+        self.compiled = [layer for layer in self.model.modules() if layer._compiled_call_impl is not None]
         longest = max(map(len, prompts))
         tokens = torch.full((len(prompts), longest), self.limits.eos)
         for row, prompt in zip(tokens, prompts, strict=True):
@@ -368,7 +382,7 @@ class Rollback:
 
     def _forward(self, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
         self.forwards += 1
-        with decoding(self.model):
+        with decoding(self.model, compiled=self.compiled):
             mask = None
             # One new column that sees all others needs no mask; attention is faster without one.
             if tokens.shape[1] > 1 or any(windows(self.config).values()) or not bool(keep.all()):

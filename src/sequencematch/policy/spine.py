@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -21,6 +22,9 @@ from transformers.masking_utils import sdpa_mask
 SPINE = "sequencematch_spine"
 #: A spine is cut to a multiple of a sixteenth of the row, so that kernels are planned for few shapes.
 PARTS = 16
+#: With a mask, and half a tile of keys at the end, cuDNN's gradients are wrong where a row's scores are very negative.
+CUDNN_TILE = 128
+NOT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def spine_order(deleted_at: Int[Tensor, "row node"]) -> tuple[Int[Tensor, "row node"], int] | None:
@@ -49,7 +53,7 @@ def spine_attention(
 ) -> tuple[Tensor, None]:
     """SDPA, with a mask for the last queries only if it has rows for no more."""
     if attention_mask is None or attention_mask.shape[2] == query.shape[2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return _sdpa(module, query, key, value, attention_mask, **options), None
     return _in_two(module, query, key, value, attention_mask, **options), None
 
 
@@ -57,12 +61,21 @@ def spine_attention(
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _in_two(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
     first = query.shape[2] - attention_mask.shape[2]
-    on_spine = (part[:, :, :first] for part in (query, key, value))
-    seen, _ = sdpa_attention_forward(module, *on_spine, None, **options)
+    seen = _sdpa(module, query[:, :, :first], key[:, :, :first], value[:, :, :first], None, **options)
     if first == query.shape[2]:
         return seen
-    rest, _ = sdpa_attention_forward(module, query[:, :, first:], key, value, attention_mask, **options)
-    return torch.cat([seen, rest], dim=1)
+    return torch.cat([seen, _sdpa(module, query[:, :, first:], key, value, attention_mask, **options)], dim=1)
+
+
+def _sdpa(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Tensor:
+    """As transformers has it, but not by cuDNN where its gradients may be NaN   (pytorch/pytorch#196678)."""
+    has_half_a_tile = attention_mask is not None and key.shape[2] % CUDNN_TILE == CUDNN_TILE // 2
+    if has_half_a_tile and query.is_cuda and torch.is_grad_enabled():
+        with sdpa_kernel(NOT_CUDNN):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
 
 
 AttentionInterface.register(SPINE, spine_attention)

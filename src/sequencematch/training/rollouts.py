@@ -8,7 +8,6 @@ import torch
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy, Sampling
-from sequencematch.policy.compiling import uncompiled
 from sequencematch.policy.generation import rollouts
 from sequencematch.policy.merging import merged
 from sequencematch.policy.sharding import whole_weights
@@ -54,7 +53,7 @@ class InlineRollouts:
 
     def collect(self, request: Request) -> list[Experience]:
         """All in one batch, as long as the context has room behind the longest prompt."""
-        with torch.no_grad(), whole_weights(self.policy), merged(self.policy), uncompiled(self.policy):
+        with torch.no_grad(), whole_weights(self.policy), merged(self.policy):
             if not request.prompts:
                 return []
             room = self.policy.max_positions - max(map(len, request.prompts))
