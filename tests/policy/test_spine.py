@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sequencematch.core.encoding import Encoding, attend, encode
+from sequencematch.core.encoding import Encoding, Layout, attend, encode
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.objectives import sequencematch_loss
 from sequencematch.policy import Policy
@@ -36,13 +36,14 @@ def whole_mask(order: Tensor, length: int, deleted_at: Tensor) -> Tensor:
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     backspaces=st.sampled_from([0.0, 0.1, 0.4]),
     row_length=st.sampled_from([None, 100]),
+    layout=st.sampled_from(["tree", "paper"]),
     seed=st.integers(0, 99),
 )
 def test_every_node_attends_to_the_same_nodes_as_before(
-    lengths: list[int], backspaces: float, row_length: int | None, seed: int
+    lengths: list[int], backspaces: float, row_length: int | None, layout: Layout, seed: int
 ) -> None:
     trajectories = [rollout(n, backspaces, seed + n) for n in lengths]
-    encoding = encode(trajectories, row_length=row_length, share_prompts=row_length is not None)
+    encoding = encode(trajectories, layout=layout, row_length=row_length, share_prompts=row_length is not None)
     found = spine_order(encoding.deleted_at)
     if found is None:
         return
@@ -70,6 +71,24 @@ def test_without_deletions_nothing_needs_a_mask_and_where_most_is_deleted_all_of
     assert plain is not None
     assert plain[1] == 17  # of 17 nodes
     assert spine_order(encode([Trajectory.rollout(SPACE, (5,), (*[6, SPACE.bkspc] * 20, 1))]).deleted_at) is None
+
+
+def test_the_spine_of_a_shared_row_is_that_of_its_longest_trajectory() -> None:
+    """Here the first of three that share a prompt; the last is short."""
+    sharing = [rollout(60, 0.0, 1), rollout(4, 0.0, 2), rollout(2, 0.0, 3)]
+    encoding = encode(sharing, row_length=80, share_prompts=True)
+    assert encoding.tokens.shape == (1, 80)
+    found = spine_order(encoding.deleted_at)
+    assert found is not None
+    assert found[1] == 60  # of 3 + 60 + 1, a multiple of 80 / 16
+
+
+def test_the_spine_is_the_deepest_stack_not_the_last() -> None:
+    """Twenty tokens of which the last fifteen are deleted again."""
+    deleting = Trajectory.rollout(SPACE, (5,), (*[6] * 20, *[SPACE.bkspc] * 15, 1))
+    found = spine_order(encode([deleting]).deleted_at)
+    assert found is not None
+    assert found[1] == 21
 
 
 def scored(policy: Policy, encoding: Encoding) -> list[Tensor]:

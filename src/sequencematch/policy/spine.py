@@ -1,6 +1,6 @@
 """Rows with what survives in front: causal attention without a mask for most nodes, with one for the rest.
 
-The *spine* of a row is the final stack of its first trajectory. Reorder the row so that it comes first. A spine node attends to
+The *spine* of a row is the deepest stack of its life. Reorder the row so that it comes first. A spine node attends to
 exactly the spine nodes before it, since nothing below it on the stack can be popped while it stands there. So their attention
 is plainly causal, which kernels are fastest at, and only deleted nodes, and further trajectories of a packed row, need a mask:
 
@@ -30,7 +30,10 @@ NOT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 def spine_order(deleted_at: Int[Tensor, "row node"]) -> tuple[Int[Tensor, "row node"], int] | None:
     """Which node goes where, and how many of the spine go first: as many as all rows have; None where they are few."""
     nodes = deleted_at.shape[1]
-    on_spine = deleted_at == deleted_at[:, :1]
+    node = torch.arange(nodes, device=deleted_at.device).repeat(len(deleted_at), 1)
+    dead = torch.searchsorted(deleted_at.sort(1).values, node, right=True)
+    top = (node + 1 - dead).argmax(1, keepdim=True)  # where the stack is deepest
+    on_spine = (node <= top) & (top < deleted_at)
     rank = on_spine.cumsum(1)
     step = max(1, nodes // PARTS)
     length = int(rank[:, -1].min()) // step * step
@@ -52,9 +55,10 @@ def spine_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """SDPA, with a mask for the last queries only if it has rows for no more."""
-    if attention_mask is None or attention_mask.shape[2] == query.shape[2]:
-        return _sdpa(module, query, key, value, attention_mask, **options), None
-    return _in_two(module, query, key, value, attention_mask, **options), None
+    if attention_mask is not None and attention_mask.shape[2] != query.shape[2]:
+        return _in_two(module, query, key, value, attention_mask, **options), None
+    attend = _sdpa_as_it_is if torch.is_grad_enabled() else _sdpa
+    return attend(module, query, key, value, attention_mask, **options), None
 
 
 # Compiled by Inductor, cuDNN's attention over these slices gave wrong gradients, or read outside its memory (torch 2.11).
@@ -77,6 +81,9 @@ def _sdpa(
             return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
 
+
+#: Recomputed layers must take the compiled code they took before: all break off here, whether their rows are divided or not.
+_sdpa_as_it_is = torch.compiler.disable(_sdpa)
 
 AttentionInterface.register(SPINE, spine_attention)
 AttentionMaskInterface.register(SPINE, sdpa_mask)
