@@ -369,8 +369,9 @@ def bench(
         try:
             list(measured)
         finally:
-            profiling.save(session.profiles, out, command)
-            typer.echo(f"Wrote {out / profiling.FILE}.")
+            if session.profiles:
+                profiling.save(session.profiles, out, command)
+                typer.echo(f"Wrote {out / profiling.FILE}.")
         return
     rows: list[Any] = []
 

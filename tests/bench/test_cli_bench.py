@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sequencematch import cli
 from sequencematch.bench import run as bench_run
 from sequencematch.bench.measure import Row
+from sequencematch.bench.profile import Profile
 from sequencematch.bench.session import Session
 from tests.bench.known import session
 
@@ -74,6 +75,27 @@ def test_a_profile_is_written_in_place_of_measurements(tmp_path: Path, monkeypat
     assert "## training step: the paper's recipe" in found
     assert "## generation: 4 prompts of 4 and 12 tokens" in found
     assert "`aten::" in found
+
+
+@pytest.mark.parametrize("title", ["", "head: dense"])
+def test_an_interrupted_profile_keeps_what_it_has(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(asked: Session) -> Iterator[Row]:
+        if title:
+            asked.profiles[title] = Profile(0.1, ())
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(bench_run, "session_for", lambda *_, **options: session(is_profiled=options["is_profiled"]))
+    monkeypatch.setattr(bench_run, "SUITES", {"head": interrupted})
+    assert run("head", "--profile", "--out", tmp_path).exit_code == 130
+    assert (tmp_path / "profile.md").exists() == bool(title)
+
+
+def test_every_variant_of_every_shape_has_a_profile_of_its_own() -> None:
+    asked = session(is_profiled=True, head_hidden=(8, 16), attention_lengths=(8, 16))
+    for name in ("head", "attention"):
+        list(bench_run.SUITES[name](asked))
+    assert len(asked.profiles) == 2 * 2 * 3 + 2 * (2 + 3)  # widths, layers, variants; lengths, masks and kernels
 
 
 def test_whole_training_runs_are_not_profiled() -> None:

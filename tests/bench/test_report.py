@@ -47,6 +47,12 @@ def test_a_row_is_judged_on_the_machine_of_its_target_only(
     assert judge(row(target, value), machine, is_full=True) == verdict
 
 
+@pytest.mark.parametrize(("rounds", "verdict"), [(10, Verdict.not_judged), (11, Verdict.missed)])
+def test_a_control_of_few_rounds_says_nothing(rounds: int, verdict: Verdict) -> None:
+    assert judge(dataclasses.replace(row("control", 1.2), rounds=rounds), "cpu", is_full=True) == verdict
+    assert judge(dataclasses.replace(row("step, equal", 9.0), rounds=1), "cpu", is_full=True) == Verdict.missed
+
+
 def test_nothing_is_judged_at_small_shapes() -> None:
     assert judge(row("step, equal", 9.0), "cpu", is_full=False) == Verdict.not_judged
 

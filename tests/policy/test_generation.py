@@ -15,7 +15,8 @@ from torch import Tensor
 import sequencematch
 from sequencematch.policy import Generation, Policy, Sampling, rollback
 from sequencematch.policy.generation import rollouts
-from sequencematch.policy.rollback import choose, uniforms
+from sequencematch.policy.graphs import Replayed
+from sequencematch.policy.rollback import Choice, Limits, Rollback, choose, uniforms
 from tests.oracles.naive_sampler import Step, fresh_logits, log_sum_exp, naive_rollout
 from tests.policy.tiny_models import DECODED, HIDDEN, WINDOW, character_tokenizer, exact_llama, llama, mistral
 
@@ -656,6 +657,34 @@ def test_texts_come_back_in_the_order_of_their_prompts(speaking: Policy) -> None
     assert result.texts == [one.texts[0] for one in alone]
     assert len(set(result.texts)) == len(prompts)
     assert result.trajectories[3].initial == (BOS,)  # an empty text is <bos>
+
+
+@pytest.mark.parametrize(("is_cast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_under_autocast_keys_and_values_are_kept_as_attention_takes_them(is_cast: bool, dtype: torch.dtype) -> None:
+    policy = with_row(MODELS["float32"]())
+    limits = Limits(policy.space.eos, policy.space.bkspc, 4, 17)
+    decoder = Rollback(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=2, longest_prompt=2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        decoder.fill([0, 1], [0, 1], [[5, 6], [7]], [])
+        decoder.advance()
+    assert {part.dtype for layer in decoder.cache.stored.values() for part in layer} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("due", "steps"),
+    [
+        ({0: 100, 1: 3}, 8),  # the first goes on
+        ({0: 5, 1: 3}, 5),
+        ({0: 1, 1: 0}, 8),  # the second has deleted: nobody knows how long it takes
+        ({0: 2, 1: 1, 2: 100}, 2),  # the third has ended
+    ],
+)
+def test_a_replayed_decoder_looks_again_when_all_rows_may_have_ended(due: dict[int, int], steps: int) -> None:
+    policy = with_row(MODELS["float32"]())
+    limits = Limits(policy.space.eos, policy.space.bkspc, 200, 801)
+    decoder = Replayed(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=3, longest_prompt=2)
+    decoder.numbers, decoder.due = [7, 8, None], due
+    assert decoder._steps() == steps
 
 
 def test_without_a_tokenizer_there_are_trajectories_but_no_texts(policy: Policy) -> None:

@@ -9,10 +9,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes
-from sequencematch.bench.peers import updater
+from sequencematch.bench.peers import updater, with_attention
 from sequencematch.bench.session import Session
 from sequencematch.bench.shapes import Shape, dtype_on
-from sequencematch.bench.step import our_step, with_attention
+from sequencematch.bench.step import our_step
 from sequencematch.bench.workloads import rollout, text
 from sequencematch.core.encoding import Encoding, attend, encode
 from sequencematch.core.mdp import ActionSpace

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from sequencematch.bench.measure import Call, Row, copy_bandwidth, median_row, paired
-from sequencematch.bench.peers import hf_generate
+from sequencematch.bench.peers import hf_generate, with_attention
 from sequencematch.bench.session import Session, random_prompts
-from sequencematch.bench.step import with_attention
 from sequencematch.policy import Policy
 from sequencematch.policy.spine import SPINE
 

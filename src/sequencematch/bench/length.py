@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterator
 
 from sequencematch.bench.measure import Call, Row, median_row, paired
-from sequencematch.bench.peers import mle_step, updater
+from sequencematch.bench.peers import mle_step, updater, with_attention
 from sequencematch.bench.session import Session
-from sequencematch.bench.step import our_step, with_attention
+from sequencematch.bench.step import our_step
 from sequencematch.bench.workloads import text
 from sequencematch.policy.spine import SPINE
 

@@ -75,7 +75,7 @@ def interleaved_seconds(
     """Seconds per call of each variant in each round, all of them inside a round, in an order that changes.
 
     What ran before leaves caches and memory as it likes them. A variant is therefore called so often in a row that a round of
-    it lasts `at_least_s`, and follows another one in every round.
+    it lasts `at_least_s`, and follows now one, now another.
     """
     orders = random.Random(0)
     repeats: dict[str, int] = {}

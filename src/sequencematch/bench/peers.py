@@ -40,6 +40,17 @@ def updater(module: nn.Module, device: str) -> Callable[[], None]:
     return update
 
 
+def with_attention(policy: Policy, implementation: str, call: Call) -> Call:
+    """A call with another of transformers' attention implementations."""
+
+    def run() -> object:
+        if policy.base.config._attn_implementation != implementation:
+            policy.base.set_attn_implementation(implementation)
+        return call()
+
+    return run
+
+
 def mle_step(model: Any, tokens: Tensor, device: str, update: Callable[[], None]) -> Call:
     """Maximum likelihood with a plain Hugging Face model."""
 

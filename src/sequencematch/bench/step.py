@@ -10,7 +10,7 @@ import torch
 
 from sequencematch.bench import paper_recipe
 from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes, seconds_of
-from sequencematch.bench.peers import autocast, mle_step, same_rows_step, updater
+from sequencematch.bench.peers import autocast, mle_step, same_rows_step, updater, with_attention
 from sequencematch.bench.session import Generated, Session, random_prompts
 from sequencematch.bench.workloads import NOISE, Workload, of_step, text
 from sequencematch.core.objectives import Scores, bc_loss, sequencematch_loss
@@ -64,17 +64,6 @@ def paper_step(policy: Policy, workload: Workload, context: int, update: Callabl
         update()
 
     return step
-
-
-def with_attention(policy: Policy, implementation: str, call: Call) -> Call:
-    """A call with another of transformers' attention implementations."""
-
-    def run() -> object:
-        if policy.base.config._attn_implementation != implementation:
-            policy.base.set_attn_implementation(implementation)
-        return call()
-
-    return run
 
 
 def without_casts(policy: Policy, call: Call) -> Call:
