@@ -1,8 +1,10 @@
 """On a GPU: attention, the head, decoding, and compiled layers, against the same thing done plainly."""
 
+import copy
 import gc
 import pkgutil
 import weakref
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,13 +18,15 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import sequencematch_loss
 from sequencematch.policy import Policy, Sampling, head, spine
 from sequencematch.policy.compiling import compile_layers
+from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.generation import rollouts
 from sequencematch.policy.graphs import Replayed, can_replay
 from sequencematch.policy.head import Unembedding, action_logits_and_values
-from sequencematch.policy.merging import merged
+from sequencematch.policy.merging import merged, without_input_casts
 from sequencematch.policy.rollback import Choice, Limits, Rollback
 from sequencematch.policy.spine import SPINE, spine_attention, spine_order
 from tests.policy.test_compiling import compiled_calls
+from tests.policy.test_fusing import strict
 from tests.policy.test_generation import (
     FLOAT32,
     MODELS,
@@ -97,7 +101,8 @@ def loss_and_gradients(policy: Policy, row_length: int = 768) -> list[Tensor]:
     assert spine_order(encoding.deleted_at) is not None
     scores = policy(encoding)
     loss = sequencematch_loss(scores[:2], scores[2:], alpha=0.1, gamma=0.99).loss
-    gradients = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
     return [scores.value.detach(), torch.cat([g.float().flatten() for g in gradients if g is not None])]
 
 
@@ -220,7 +225,8 @@ def test_the_head_in_bfloat16_errs_at_most_twice_as_much_as_dense_logits(
     hidden, unembedding, visit, action = case
     weight = unembedding.weight.detach().double().requires_grad_(trained)
     exact = hidden.detach().double().requires_grad_(), Unembedding(weight), visit, action
-    node: Any = action_logits_and_values(*case)[1].grad_fn
+    made = action_logits_and_values(*case)  # held, or its node lets go of what it keeps
+    node: Any = made[1].grad_fn
     assert len(node.kept) == (16 if kept else 0)
     assert (node.saved_tensors[-1] is None) == trained  # or ∂V/∂h
     three = (results(action_logits_and_values, *case), results(dense, *case), results(dense, *exact))
@@ -344,18 +350,51 @@ def test_a_step_captured_under_autocast_errs_at_most_twice_as_much_as_one_that_i
     assert {part.dtype for layer in ours.cache.stored.values() for part in layer} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize(("rows", "heads", "times"), [(5, 9, 1), (3, 32, 70), (1, 2, 7)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rotations_are_those_of_the_model(dtype: torch.dtype) -> None:
+def test_rotations_and_their_gradients_are_those_of_the_model(
+    dtype: torch.dtype, rows: int, heads: int, times: int
+) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     from sequencematch.policy.rotation import rotate
 
     generator = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(5, 1, 9, 64, dtype=dtype, device="cuda", generator=generator).transpose(1, 2)
-    half = torch.randn(5, 1, 32, dtype=dtype, device="cuda", generator=generator)
-    cos, sin = (torch.cat([part, part], -1) for part in (half.cos(), half.sin()))
-    expected, _ = apply_rotary_pos_emb(x.float(), x.float(), cos.float(), sin.float())
-    torch.testing.assert_close(rotate(x, cos, sin).float(), expected, rtol=2**-8, atol=1e-5)
+    x, gradient = torch.randn(2, rows, times, heads, 24, dtype=dtype, device="cuda", generator=generator)
+    # Halves that differ say more than angles would; one row of them serves all.
+    for angles in (rows, 1):
+        cos, sin = torch.randn(2, angles, times, 24, dtype=dtype, device="cuda", generator=generator)
+        found = []
+        for kind, turn in ((dtype, rotate), (torch.float32, lambda x, *a: apply_rotary_pos_emb(x, x, *a)[0])):
+            leaf = x.to(kind).transpose(1, 2).requires_grad_()
+            turned = turn(leaf, cos.to(kind), sin.to(kind))
+            found.append((turned, *torch.autograd.grad(turned, leaf, gradient.to(kind).transpose(1, 2))))
+        for ours, exact in zip(*found, strict=True):
+            torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-5)
+    plain = torch.ones(rows, heads, times, 24, dtype=dtype, device="cuda").requires_grad_()
+    cos = sin = torch.ones(1, times, 24, dtype=dtype, device="cuda")
+    rotate(plain, cos, sin).sum().backward()  # the gradient of a sum has no strides
+    assert plain.grad is not None
+    assert plain.grad.unique().tolist() == [0, 2]
+
+
+def test_angles_of_another_shape_are_left_to_the_model() -> None:
+    from sequencematch.policy.rotation import can_rotate
+
+    x = torch.zeros(3, 2, 5, 8, device="cuda")
+    shapes = {
+        (3, 5, 8): True,
+        (1, 5, 8): True,
+        (2, 5, 8): False,
+        (3, 1, 8): False,
+        (3, 5, 4): False,
+        (3, 2, 5, 8): False,
+    }
+    assert {shape: can_rotate(x, *torch.zeros(2, *shape, device="cuda")) for shape in shapes} == shapes
+    assert not can_rotate(x[0], *torch.zeros(2, 3, 5, 8, device="cuda"))
+    assert not can_rotate(x, torch.zeros(3, 5, 8, device="cuda"), torch.zeros(1, 5, 8, device="cuda"))
+    assert not can_rotate(x, *torch.zeros(2, 3, 5, 8, device="cuda", requires_grad=True))
+    assert not can_rotate(x.cpu(), *torch.zeros(2, 3, 5, 8))
 
 
 def test_rows_that_reach_their_limit_together_are_not_stepped_past_it() -> None:
@@ -473,6 +512,32 @@ def test_compiled_layers_err_at_most_twice_as_much_as_layers_that_are_not(
     for truth, eager, ours in zip(exact, plain, compiled, strict=True):
         error, allowed = (float((x - truth).norm() / truth.norm()) for x in (ours, eager))
         print(f"{name}, {row_length}: relative error {error:.2e} compiled, {allowed:.2e} not")
+        assert 0 < error <= 2 * allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("Llama", {"LlamaRMSNorm": 5, "module": 1, "Linear": 14}), ("Gemma 3", {"module": 1, "Linear": 14})],
+)
+def test_fused_kernels_err_at_most_twice_as_much_as_the_models_own(name: str, kinds: dict[str, int]) -> None:
+    """In a pass as the trainer makes it: adapters in float32 under autocast, and recomputed activations."""
+    from peft import LoraConfig
+
+    torch.manual_seed(0)
+    lora = LoraConfig(r=8, lora_alpha=4, target_modules="all-linear", init_lora_weights=False)
+    policy = Policy.from_pretrained(moderate(name, torch.bfloat16).base, peft_config=lora)
+    exact = loss_and_gradients(copy.deepcopy(policy).double())
+    policy.base.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    found = fusions(policy.base)
+    assert Counter(type(fusion.owner).__name__ for fusion in found) == kinds
+    with without_input_casts(policy), torch.autocast("cuda", torch.bfloat16):
+        own = loss_and_gradients(policy)
+        with fused(strict(found)):
+            ours = loss_and_gradients(policy)
+    for truth, plain, fewer in zip(exact, own, ours, strict=True):
+        error, allowed = (float((x - truth).norm() / truth.norm()) for x in (fewer, plain))
+        print(f"{name}: relative error {error:.2e} fused, {allowed:.2e} not")
         assert 0 < error <= 2 * allowed
 
 

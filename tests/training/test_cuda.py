@@ -73,16 +73,18 @@ def assert_start_alike(ours: SequenceMatchTrainer, plain: SequenceMatchTrainer) 
         assert got == pytest.approx(truth, rel=rounding)
 
 
-def test_a_run_as_it_is_meant_starts_like_one_in_float32_without_checkpoints_graphs_or_divided_rows(
+def test_a_run_as_it_is_meant_starts_like_one_in_float32_without_checkpoints_graphs_fusions_or_divided_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     divided, is_replayed = divisions(monkeypatch), replays(monkeypatch)
     ours = finished(tmp_path / "ours", **AS_MEANT)
     assert ours.model.base.is_gradient_checkpointing
+    assert ours.fusions
     assert max(divided) >= 256
     assert len(is_replayed) >= 3
     assert all(is_replayed)
     monkeypatch.setattr("sequencematch.policy.generation.can_replay", lambda _: False)
+    monkeypatch.setattr("sequencematch.training.trainer.fusions", lambda _: [])
     monkeypatch.setattr(Policy, "reorders_from", 10**9)
     divided.clear()
     is_replayed.clear()

@@ -13,6 +13,7 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
 from sequencematch.training import NonFiniteError, SequenceMatchTrainer
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from tests.policy.test_fusing import strict
 from tests.policy.tiny_models import llama
 from tests.training.tiny_run import config, policy, rows, trainer
 
@@ -191,6 +192,28 @@ def test_the_same_script_works_with_an_adapter(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "run" / "checkpoint-6").iterdir()}
     assert "adapter_model.safetensors" in names
     assert "model.safetensors" not in names
+
+
+def test_adapters_train_fused_and_as_they_do_in_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+
+    def made(name: str, **changes: Any) -> SequenceMatchTrainer:
+        args = config(tmp_path / name, max_steps=3, **changes)
+        return SequenceMatchTrainer(model=policy(), args=args, train_dataset=rows(), peft_config=lora)
+
+    ours, plain, disabled = made("ours"), made("plain"), made("disabled")
+    assert len(ours.fusions) == sum(hasattr(module, "lora_A") for module in ours.model.modules()) > 0
+    ours.fusions, plain.fusions, disabled.fusions = strict(ours.fusions), [], strict(disabled.fusions)
+    ours.train()
+    plain.train()
+    with pytest.raises(AssertionError, match="fell back"), disabled.model.model.disable_adapter():
+        disabled.train()  # control: steps are fused, and the adapter's state counts
+    assert not any("forward" in vars(module) for module in ours.model.modules())
+    assert not made("compiled", compile_layers=True).fusions
+    for mine, its in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_gives_the_loss_on_held_out_data_for_each_set(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from sequencematch.bench.measure import Call, now, signature
 
 FILE = "profile.md"
-SHOWN, NAME_WIDTH = 12, 90
+SHOWN, NAME_WIDTH = 12, 160
 
 
 @dataclass(frozen=True)

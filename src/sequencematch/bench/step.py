@@ -16,6 +16,7 @@ from sequencematch.bench.workloads import NOISE, Workload, of_step, text
 from sequencematch.core.objectives import Scores, bc_loss, sequencematch_loss
 from sequencematch.policy import Policy
 from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.merging import without_input_casts
 from sequencematch.policy.spine import SPINE
 from sequencematch.training.collator import encode_parts, parts_wanted, pass_room
@@ -28,16 +29,17 @@ NO_CASTS = "MLE without PEFT's input casts"
 PAPER_SAMPLES = 64
 
 
-def our_step(policy: Policy, work: Workload, update: Callable[[], None]) -> Call:
+def our_step(policy: Policy, work: Workload, update: Callable[[], None], *, is_compiled: bool = False) -> Call:
     """A step as the trainer makes it: encoding, mask, forward over data and rollouts, loss, backward.
 
     In as many passes as take no more nodes than the data has. Behavioural cloning where there are no rollouts.
     """
+    found = [] if is_compiled else fusions(policy.base)
     device, hidden_size, num_items = str(policy.device), policy.base.config.hidden_size, sum(map(len, work.data))
     count = parts_wanted(work.data, work.rollouts, pass_room(work.clean.numel(), device))
 
     def step() -> None:
-        with without_input_casts(policy) if device.startswith("cuda") else nullcontext():
+        with without_input_casts(policy) if device.startswith("cuda") else nullcontext(), fused(found):
             for encoding, num_data, num_rollouts in encode_parts(work.data, work.rollouts, count, hidden_size):
                 with autocast(device):
                     scores: Scores = policy(encoding.to(device))
@@ -167,6 +169,9 @@ def step(session: Session) -> Iterator[Row]:
             target=f"amortised, {name}",
             detail=_described(generated, share),
         )
+    if NO_CASTS in seconds:
+        ratios = [s / m for s, m in zip(amortised["equal"], seconds[NO_CASTS], strict=True)]
+        yield row(f"SequenceMatch / {NO_CASTS}, sampling amortised, {labels['equal']}", ratios)
     generated = _paper_generation(session, policy)
     share = scale.batch / (scale.generation_batch * scale.reuse)
     ratios = [(p + generated.seconds * share) / o for p, o in zip(seconds[PAPER], amortised["equal"], strict=True)]
@@ -181,7 +186,7 @@ def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Row]
     """What `compile_layers` gives, over plain Hugging Face and over Hugging Face compiled the same way."""
     update = updater(policy, session.device)
     mle = with_attention(policy, "sdpa", mle_step(policy.model, work.clean, session.device, update))
-    ours = with_attention(policy, SPINE, our_step(policy, work, update))
+    ours = with_attention(policy, SPINE, our_step(policy, work, update, is_compiled=True))
 
     def plain() -> None:
         with uncompiled(policy):

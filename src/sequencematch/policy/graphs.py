@@ -1,12 +1,8 @@
 """Decoding on a GPU without the host: a whole step captured as a CUDA graph and replayed."""
 
 import importlib.util
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.rollback import Rollback, StackCache, decoding, windows
 from sequencematch.policy.spine import SPINE
 
@@ -26,9 +23,6 @@ ROUNDS = 2
 STEPS = 8
 #: What transformers calls our attention by.
 IMPLEMENTATION = "sequencematch_prefix"
-HALF = (torch.bfloat16, torch.float16)
-#: One at a time: functions of the model's file are replaced meanwhile.
-CAPTURING = threading.Lock()
 #: How many bytes decoders may take that are kept for the next time.
 KEPT_BYTES = 2**31
 
@@ -80,62 +74,6 @@ def can_replay(policy: "Policy") -> bool:
         and not kinds & {"dynamic", "longrope"}
         and not hooked
     )
-
-
-@contextmanager
-def fused_norms(model: torch.nn.Module) -> Iterator[None]:
-    """RMSNorm as one kernel of torch's instead of eight, in half precision, where it gives what the model's own gives."""
-    fused: list[Any] = []
-    for module in model.modules():
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        weight = getattr(module, "weight", None)
-        if not type(module).__name__.endswith("RMSNorm") or epsilon is None or weight is None:
-            continue
-        norm = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=epsilon)
-        probe = torch.linspace(-1, 3, len(weight), dtype=weight.dtype, device=weight.device)
-        if weight.dtype in HALF and torch.allclose(norm(probe), module(probe), rtol=0.02, atol=0.02):
-            fused.append((module, vars(module).get("forward")))
-            module.forward = norm
-    try:
-        yield
-    finally:
-        for module, forward in fused:
-            del module.forward
-            if forward is not None:
-                module.forward = forward
-
-
-@contextmanager
-def fused_rotations(model: Any) -> Iterator[None]:
-    """Rotary embeddings as one kernel instead of five, in half precision, where it gives what the model's own function gives."""
-    name, dim = "apply_rotary_pos_emb", getattr(model.config.get_text_config(), "head_dim", None)
-    files = {sys.modules[type(module).__module__] for module in model.modules()}
-    own = [(file, getattr(file, name)) for file in files if hasattr(file, name)] if dim and model.dtype in HALF else []
-    probe = torch.linspace(-1, 3, 6 * (dim or 0), dtype=model.dtype, device=model.device).view(2, 3, 1, -1)
-    angles = probe[:, 0]
-    try:
-        for file, function in own:
-            with suppress(TypeError, ValueError, RuntimeError, IndexError):  # another signature: leave it alone
-                ours = _rotated(function)
-                pairs = zip(ours(probe, probe, angles, angles), function(probe, probe, angles, angles), strict=True)
-                if all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in pairs):
-                    setattr(file, name, ours)
-        yield
-    finally:
-        for file, function in own:
-            setattr(file, name, function)
-
-
-def _rotated(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A model's own function, replaced where one token of each row is turned in all its dimensions."""
-    from sequencematch.policy.rotation import rotate
-
-    def ours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        if args or options or q.shape[2] != 1 or cos.shape[-1] != q.shape[-1] or q.dtype not in HALF:
-            return function(q, k, cos, sin, *args, **options)
-        return rotate(q, cos, sin), rotate(k, cos, sin)
-
-    return ours
 
 
 class KernelCache(StackCache):
@@ -209,7 +147,7 @@ class Replayed(Rollback):
 
     def _try_to_capture(self) -> None:
         try:
-            with CAPTURING, fused_norms(self.model), fused_rotations(self.model):
+            with fused(fusions(self.model)):
                 self.graph = self._captured()
         except torch.cuda.OutOfMemoryError:
             raise

@@ -13,7 +13,7 @@ def merged(model: Module) -> Iterator[None]:
 
     Takes a copy of the adapted weights meanwhile. Layers that are quantised or adapted otherwise stay as they are.
     """
-    layers: list[Any] = [layer for layer in model.modules() if _is_plain_lora(layer)]
+    layers: list[Any] = [layer for layer in model.modules() if is_plain_lora(layer)]
     saved = [layer.get_base_layer().weight.detach().clone() for layer in layers]
     try:
         for layer in layers:
@@ -38,7 +38,8 @@ def without_input_casts(model: Module) -> Iterator[None]:
             layer.cast_input_dtype_enabled = True
 
 
-def _is_plain_lora(layer: Any) -> bool:
+def is_plain_lora(layer: Any) -> bool:
+    """Whether a layer is W + s·BA and nothing else, apart from its weight and not quantised."""
     if not hasattr(layer, "lora_A"):
         return False
     from peft.tuners.lora import Linear

@@ -133,7 +133,7 @@ class SequenceMatchConfig(TrainingArguments):
     compile_layers: bool = field(
         default=False,
         metadata={
-            "help": "Compile the model's layers, one for all: a quarter less time a step on a GPU, after a slow first one."
+            "help": "Compile the model's layers, one for all, in place of our fused kernels: where those don't fit a model."
         },
     )
     unlikelihood_weight: float = field(

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
@@ -18,9 +20,10 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.fusing import Fusion, fused, fusions
 from sequencematch.policy.merging import without_input_casts
 from sequencematch.policy.policy import eos_token
-from sequencematch.policy.sharding import whole_weights
+from sequencematch.policy.sharding import is_sharded, whole_weights
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
@@ -176,11 +179,20 @@ class SequenceMatchTrainer(Trainer):
         parts = encode_parts(data, model, count, self.hidden_size)
         return [Batch(part, d, num_items, model_weight=1.0 if m else None) for part, d, m in parts]
 
+    @cached_property
+    def fusions(self) -> list[Fusion]:
+        """What a step computes in fewer kernels. Compiled layers are fused already, and weights in shards can't be."""
+        whole = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+        is_whole = self.accelerator.distributed_type in whole and not is_sharded(self.model)
+        is_compiled = self.args.compile_layers or self.args.torch_compile
+        return fusions(self.model.base) if is_whole and not is_compiled else []
+
     def training_step(self, model: Any, inputs: dict[str, list[Batch]], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward over the parts of a batch; gradients are exchanged with the last."""
         losses = []
         is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
-        with without_input_casts(self.model) if is_autocast else nullcontext():
+        casts = without_input_casts(self.model) if is_autocast else nullcontext()
+        with casts, fused(self.fusions):
             for part in inputs["parts"]:
                 is_last = part is inputs["parts"][-1]
                 with nullcontext() if is_last else self.accelerator.no_sync(model):
