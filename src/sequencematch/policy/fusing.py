@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
-from torch.nn.functional import rms_norm
+from torch.nn import Module, functional
 
 from sequencematch.policy.merging import is_plain_lora
 
@@ -84,7 +83,7 @@ def _norm(module: Any, epsilon: float, own: Callable[[Tensor], Tensor], x: Tenso
     if x.dtype != module.weight.dtype:
         return own(x)
     with torch.autocast(x.device.type, enabled=False):  # it would compute and return float32
-        return rms_norm(x, module.weight.shape, module.weight, epsilon)
+        return functional.rms_norm(x, module.weight.shape, module.weight, epsilon)
 
 
 def _rotations(model: Any) -> Iterator[Fusion]:
