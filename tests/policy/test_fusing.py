@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -81,13 +82,28 @@ def test_under_autocast_fused_norms_and_adapters_err_at_most_twice_as_much() -> 
         assert 0 < error <= 2 * allowed
 
 
-def test_a_fused_norm_keeps_its_dtype_under_autocast_and_leaves_another_alone() -> None:
-    model = llama().bfloat16()
-    norm, x = model.model.norm, torch.randn(3, model.config.hidden_size, dtype=torch.bfloat16)
-    expected = norm(x.float())
-    with fused(fusions(model)), torch.autocast("cpu", torch.bfloat16):
-        assert norm(x).dtype == torch.bfloat16
-        assert torch.equal(norm(x.float()), expected)
+def test_a_fused_norm_runs_outside_autocast_and_leaves_another_dtype_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rms_norm, is_autocast = llama().bfloat16(), torch.nn.functional.rms_norm, list[bool]()
+    x = torch.randn(3, model.config.hidden_size, dtype=torch.bfloat16)
+
+    def record(*args: Any) -> Tensor:
+        is_autocast.append(torch.is_autocast_enabled("cpu"))
+        return rms_norm(*args)
+
+    found = strict(fusions(model))
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", record)
+    with fused(found), torch.autocast("cpu", torch.bfloat16):
+        assert model.model.norm(x).dtype == torch.bfloat16
+        assert is_autocast == [False]
+        with pytest.raises(AssertionError, match="fell back"):
+            model.model.norm(x.float())
+
+
+def test_a_function_of_a_file_is_put_back() -> None:
+    file = SimpleNamespace(turn=str)
+    with fused([Fusion(file, "turn", str, lambda own, x: own(x) + "!")]):
+        assert file.turn(1) == "1!"
+    assert file.turn is str
 
 
 def test_adapters_in_another_dtype_stay_as_they_are_without_autocast() -> None:

@@ -194,7 +194,7 @@ def test_the_same_script_works_with_an_adapter(tmp_path: Path) -> None:
     assert "model.safetensors" not in names
 
 
-def test_adapters_train_fused_and_as_they_do_in_peft(tmp_path: Path) -> None:
+def test_adapters_train_fused_and_as_they_do_in_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import LoraConfig
 
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
@@ -212,6 +212,8 @@ def test_adapters_train_fused_and_as_they_do_in_peft(tmp_path: Path) -> None:
         disabled.train()  # control: steps are fused, and the adapter's state counts
     assert not any("forward" in vars(module) for module in ours.model.modules())
     assert not made("compiled", compile_layers=True).fusions
+    monkeypatch.setattr("sequencematch.training.trainer.is_sharded", lambda _: True)
+    assert not made("sharded").fusions
     for mine, its in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
