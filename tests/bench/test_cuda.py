@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from sequencematch.policy.compiling import compile_layers
+from sequencematch.policy.spine import SPINE
 from torch import Tensor
 
 from sequencematch.bench.shapes import Shape, build
 from sequencematch.bench.step import our_step
 from sequencematch.bench.workloads import text
 from sequencematch.policy import Policy
-from sequencematch.policy.compiling import compile_layers
-from sequencematch.policy.spine import SPINE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

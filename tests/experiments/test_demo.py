@@ -22,7 +22,7 @@ from sequencematch.experiments import demo
 from sequencematch.experiments.demo import COMPARED, HANDED, OBJECTIVES, Outcome, Scale
 from sequencematch.metrics import Measure
 from sequencematch.policy import Policy, display
-from sequencematch.policy.rollback import Chosen
+from sequencematch.policy.decoding.decoder import ActionEvent
 
 TINY = Scale(steps=4, batch_size=4, train_questions=40, test_questions=24)
 SPACE = ActionSpace(27, eos=26)  # a token is a letter
@@ -72,14 +72,14 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token) for token in tokens)
 
 
-def chosen(actions: str, *, is_cut: bool = False) -> list[Chosen]:
+def chosen(actions: str, *, is_cut: bool = False) -> list[ActionEvent]:
     """One event a letter: `<` deletes and `.` is <eos>; a row that was cut executes <eos> whatever it chose."""
     ids = [{"<": SPACE.bkspc, ".": SPACE.eos}.get(letter, ord(letter) - ord("a")) for letter in actions]
     executed = [*ids[:-1], SPACE.eos] if is_cut else ids
-    return [Chosen(0, a, e, -0.5, 1.0, ()) for a, e in zip(ids, executed, strict=True)]
+    return [ActionEvent(0, a, e, -0.5, 1.0, ()) for a, e in zip(ids, executed, strict=True)]
 
 
-def watched(prompt: str, events: list[Chosen], **options: Any) -> list[list[tuple[str, str]]]:
+def watched(prompt: str, events: list[ActionEvent], **options: Any) -> list[list[tuple[str, str]]]:
     console = terminal()
     initial = [ord(letter) - ord("a") for letter in prompt]
     display.watch(console, prompt, initial, iter(events), SPACE, spell, **options)
@@ -120,7 +120,7 @@ def test_an_action_is_drawn_after_a_pause_and_before_the_next_is_asked_for(monke
     pauses: list[float] = []
     drawn: list[int] = []
 
-    def events() -> Iterator[Chosen]:
+    def events() -> Iterator[ActionEvent]:
         for event in chosen("t<r."):
             drawn.append(len(frames(console)))
             yield event

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sequencematch.policy import Policy, Sampling
-from sequencematch.policy.rollback import choose, uniforms
+from sequencematch.policy.decoding.choice import choose, uniforms
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import sequencematch_loss
-from sequencematch.policy import Policy, Sampling, head, spine
-from sequencematch.policy.compiling import compile_layers
+from sequencematch.policy import Policy, Sampling, causal_prefix, head
+from sequencematch.policy.adapters import merged, without_input_casts
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX, causal_prefix_attention, causal_prefix_order
+from sequencematch.policy.changes import changed
+from sequencematch.policy.decoding.choice import Choice
+from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, can_capture
+from sequencematch.policy.decoding.decoder import Decoder, Limits
 from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.generation import rollouts
-from sequencematch.policy.graphs import Replayed, can_replay
 from sequencematch.policy.head import Unembedding, action_logits_and_values
-from sequencematch.policy.merging import merged, without_input_casts
-from sequencematch.policy.rollback import Choice, Limits, Rollback
-from sequencematch.policy.spine import SPINE, spine_attention, spine_order
-from tests.policy.test_compiling import compiled_calls
+from sequencematch.policy.modes import compile_layers
 from tests.policy.test_fusing import strict
 from tests.policy.test_generation import (
     FLOAT32,
@@ -38,6 +39,7 @@ from tests.policy.test_generation import (
     with_row,
 )
 from tests.policy.test_head import dense, problem, results
+from tests.policy.test_modes import compiled_calls
 from tests.policy.tiny_models import tiny
 
 pytestmark = [
@@ -49,7 +51,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each time from now on that attention is divided: how many nodes had no mask."""
-    in_two, found = spine._in_two, list[int]()
+    in_two, found = causal_prefix._prefix_and_rest, list[int]()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def record(
@@ -58,19 +60,19 @@ def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(query.shape[2] - attention_mask.shape[2])
         return in_two(module, query, key, value, attention_mask, **options)
 
-    monkeypatch.setattr(spine, "_in_two", record)
+    monkeypatch.setattr(causal_prefix, "_prefix_and_rest", record)
     return found
 
 
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each time from now on that a decoder for a GPU advances: whether it replays a graph."""
-    advance, found = Replayed.advance, list[bool]()
+    advance, found = GraphDecoder.advance, list[bool]()
 
-    def record(decoder: Replayed) -> None:
+    def record(decoder: GraphDecoder) -> None:
         found.append(decoder.graph is not None)
         advance(decoder)
 
-    monkeypatch.setattr(Replayed, "advance", record)
+    monkeypatch.setattr(GraphDecoder, "advance", record)
     return found
 
 
@@ -95,10 +97,10 @@ def moderate(name: str, dtype: torch.dtype) -> Policy:
 
 
 def loss_and_gradients(policy: Policy, row_length: int = 768) -> list[Tensor]:
-    """Values, and the gradients of a loss, of rows that all have a spine."""
+    """Values, and the gradients of a loss, of rows that all have a causal prefix."""
     encoding = encode(long_batch(policy, row_length), row_length=row_length, device="cuda")
     assert encoding.tokens.shape == (4, row_length)
-    assert spine_order(encoding.deleted_at) is not None
+    assert causal_prefix_order(encoding.deleted_at) is not None
     scores = policy(encoding)
     loss = sequencematch_loss(scores[:2], scores[2:], alpha=0.1, gamma=0.99).loss
     trained = [p for p in policy.parameters() if p.requires_grad]
@@ -117,11 +119,11 @@ def test_faster_attention_errs_at_most_twice_as_much_as_dense_attention_in_bfloa
         policy.base.set_attn_implementation(implementation)
         divided.clear()  # of the probe, too
         made = loss_and_gradients(policy)
-        assert bool(divided) == (implementation == SPINE)
+        assert bool(divided) == (implementation == CAUSAL_PREFIX)
         return made
 
     exact, dense = (attending("sdpa", dtype) for dtype in (torch.float32, torch.bfloat16))
-    for implementation in ("flex_attention", SPINE):
+    for implementation in ("flex_attention", CAUSAL_PREFIX):
         faster = attending(implementation, torch.bfloat16)
         for part, truth, plain, ours in zip(("values", "gradients"), exact, dense, faster, strict=True):
             error, allowed = (float((x - truth).norm() / truth.norm()) for x in (ours, plain))
@@ -145,8 +147,8 @@ def test_scores_far_below_zero_leave_gradients_finite(nodes: int) -> None:
 
     plain = gradients(torch.bfloat16, sdpa_attention_forward)
     print(f"{nodes} nodes: {sum(int(grad.isnan().sum()) for grad in plain)} NaN by torch's own choice of a kernel")
-    exact = gradients(torch.float32, spine_attention)
-    for ours, truth in zip(gradients(torch.bfloat16, spine_attention), exact, strict=True):
+    exact = gradients(torch.float32, causal_prefix_attention)
+    for ours, truth in zip(gradients(torch.bfloat16, causal_prefix_attention), exact, strict=True):
         assert bool(ours.isfinite().all())
         ours, truth = ours[..., 1:], truth[..., 1:]  # the first is a difference of large numbers
         assert float((ours - truth).norm() / truth.norm()) < 0.1
@@ -178,7 +180,7 @@ ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-6, torch.float16: 6e-4, torch
 def test_the_attention_kernel_is_attention(
     dtype: torch.dtype, window: int | None, rows: int, heads: int, key_heads: int, columns: int, dim: int
 ) -> None:
-    from sequencematch.policy.prefix_attention import prefix_attention
+    from sequencematch.policy.decoding.ragged_attention import ragged_attention
 
     generator = torch.Generator("cuda").manual_seed(rows)
     query, keys, values = (
@@ -187,7 +189,7 @@ def test_the_attention_kernel_is_attention(
     )
     column = torch.randint(0, columns, (rows,), device="cuda", generator=generator)
     column[0], column[-1] = 0, columns - 1
-    ours = prefix_attention(query, keys, values, column, dim**-0.5, window)
+    ours = ragged_attention(query, keys, values, column, dim**-0.5, window)
     truth = plain_attention(query, keys, values, column, dim**-0.5, window)
     assert float((ours - truth).norm() / truth.norm()) < ROUNDING[dtype]
 
@@ -195,7 +197,7 @@ def test_the_attention_kernel_is_attention(
 @pytest.mark.parametrize("cut", ["neither", "values", "keys and values"])
 def test_the_kernel_that_writes_puts_tokens_at_their_columns(cut: str) -> None:
     """Also where they are cut from a projection to queries, keys and values: a rotation leaves keys whole, not values."""
-    from sequencematch.policy.prefix_attention import write_columns
+    from sequencematch.policy.decoding.ragged_attention import write_columns
 
     generator = torch.Generator("cuda").manual_seed(0)
     keys, values = torch.randn(2, 5, 3, 20, 24, device="cuda", generator=generator).unbind()
@@ -244,7 +246,7 @@ REPLAYED = [name for name, options in SETTINGS.items() if not {"ban_deleted", "l
 def test_a_replayed_graph_differs_from_the_naive_sampler_at_ties_only(model: str, tie: float, setting: str) -> None:
     """And in float64 not at all. With four slots they are filled again while other rows run on."""
     case, policy = case_of(model, setting), with_row(MODELS[model]().to("cuda"))
-    assert can_replay(policy)
+    assert can_capture(policy, policy.base)
     oracle, rounding = naive(model, setting), FLOAT32 if model == "float64" else 10 * FLOAT32
     for batch_size in (4, 64):
         result = policy.generate(case.prompts, batch_size=batch_size, **case.options)
@@ -282,15 +284,15 @@ def test_a_graph_that_is_kept_follows_weights_that_are_trained() -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.5)
-    (kept,) = policy.spare.kept
+    (kept,) = policy.decoders.idle
     after = policy.generate([[5, 6]] * 8, **options)
-    assert [decoder for _, decoder in policy.spare.kept] == [kept[1]]
+    assert [decoder for _, decoder in policy.decoders.idle] == [kept[1]]
     truth = policy.to("cpu").generate([[5, 6]] * 8, **options)
     assert [t.chosen for t in after.trajectories] == [t.chosen for t in truth.trajectories]
     assert [t.chosen for t in after.trajectories] != [t.chosen for t in before.trajectories]
 
 
-def decoded(kind: type[Rollback], policy: Policy, exact: Any) -> tuple[Rollback, float]:
+def decoded(kind: type[Decoder], policy: Policy, exact: Any) -> tuple[Decoder, float]:
     """A decoder after three steps in sixteen rows, each of which pushed every time, and its hidden vectors' largest error."""
     prompts = [[5 + n, 6, 7, 8 + n][: 1 + n % 4] for n in range(16)]
     limits, choice = Limits(policy.space.eos, policy.space.bkspc, 8, 33), Choice(greedy=True)
@@ -298,7 +300,7 @@ def decoded(kind: type[Rollback], policy: Policy, exact: Any) -> tuple[Rollback,
     decoder.fill(range(16), range(16), prompts, [])
     errors = []
     for step in range(1, 4):
-        if isinstance(decoder, Replayed):
+        if isinstance(decoder, GraphDecoder):
             assert decoder.graph is not None
             decoder.graph.replay()
         else:
@@ -329,10 +331,10 @@ def test_a_captured_step_in_bfloat16_errs_at_most_twice_as_much_as_the_model_its
         monkeypatch.setattr(module, counted(module.split(".")[-1], pkgutil.resolve_name(module)))
     policy = Policy.from_pretrained(tiny("Llama", **SIZES).bfloat16().to("cuda"))
     exact = tiny("Llama", **SIZES).bfloat16().double().to("cuda").base_model
-    _, error = decoded(Replayed, policy, exact)
+    _, error = decoded(GraphDecoder, policy, exact)
     # Two layers, each with two norms and a rotation of queries and of keys, and the norm behind them.
     assert (captured.count("rms_norm"), captured.count("rotate")) == (5, 4)
-    _, allowed = decoded(Rollback, policy, exact)
+    _, allowed = decoded(Decoder, policy, exact)
     print(f"relative error {error:.1e} captured, {allowed:.1e} not")
     assert 0 < error <= 2 * allowed
     assert len(captured) == 9
@@ -344,7 +346,7 @@ def test_a_step_captured_under_autocast_errs_at_most_twice_as_much_as_one_that_i
     policy = Policy.from_pretrained(tiny("Llama", **SIZES).to(device="cuda", dtype=dtype))
     exact = tiny("Llama", **SIZES).to(dtype).double().to("cuda").base_model
     with torch.autocast("cuda", torch.bfloat16):
-        (ours, error), (_, allowed) = (decoded(kind, policy, exact) for kind in (Replayed, Rollback))
+        (ours, error), (_, allowed) = (decoded(kind, policy, exact) for kind in (GraphDecoder, Decoder))
     print(f"relative error {error:.1e} captured, {allowed:.1e} not")
     assert 0 < error <= 2 * allowed
     assert {part.dtype for layer in ours.cache.stored.values() for part in layer} == {torch.bfloat16}
@@ -437,17 +439,17 @@ def test_a_step_that_cannot_be_captured_is_run_as_it_is() -> None:
 def test_what_a_graph_depends_on_decides_whether_it_is_used_again() -> None:
     policy, options = with_row(MODELS["float64"]().to("cuda")), {"max_new_tokens": 8, "seed": 1}
     policy.generate([5, 6], **options)  # type: ignore[arg-type]
-    ((_, first),) = policy.spare.kept
+    ((_, first),) = policy.decoders.idle
     with torch.autocast("cuda", torch.bfloat16):
         policy.generate([5, 6], **options)  # type: ignore[arg-type]
-    assert [decoder for _, decoder in policy.spare.kept] == [first]
+    assert [decoder for _, decoder in policy.decoders.idle] == [first]
     stream = rollouts(policy, [[5, 6]] * 8, Sampling(**options), 4)  # type: ignore[arg-type]
     next(stream)
     policy.generate([5, 6], **options)  # type: ignore[arg-type]  # meanwhile
     del stream  # nobody asks for the rest
-    assert len(policy.spare.kept) == 2
+    assert len(policy.decoders.idle) == 2
     policy.base.model.layers[0].register_forward_hook(lambda *_: None)
-    assert not can_replay(policy)
+    assert not can_capture(policy, policy.base)
 
 
 def test_what_is_captured_in_inference_mode_is_not_kept_for_outside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,9 +457,9 @@ def test_what_is_captured_in_inference_mode_is_not_kept_for_outside_it(monkeypat
     options: dict[str, Any] = {"max_new_tokens": 8, "seed": 1}
     with torch.inference_mode():
         inside = policy.generate([[5, 6]] * 8, **options).trajectories
-    assert not policy.spare.kept
+    assert not policy.decoders.idle
     outside = policy.generate([[5, 6]] * 8, **options).trajectories
-    assert len(policy.spare.kept) == 1
+    assert len(policy.decoders.idle) == 1
     with torch.inference_mode():
         again = policy.generate([[5, 6]] * 8, **options).trajectories
     assert inside == outside == again == policy.generate([[5, 6]] * 8, **options).trajectories
@@ -531,7 +533,7 @@ def test_fused_kernels_err_at_most_twice_as_much_as_the_models_own(name: str, ki
     policy.train()
     found = fusions(policy.base)
     assert Counter(type(fusion.owner).__name__ for fusion in found) == kinds
-    with without_input_casts(policy), torch.autocast("cuda", torch.bfloat16):
+    with changed(without_input_casts(policy)), torch.autocast("cuda", torch.bfloat16):
         own = loss_and_gradients(policy)
         with fused(strict(found)):
             ours = loss_and_gradients(policy)
@@ -545,11 +547,11 @@ def test_capturing_a_step_calls_no_compiled_layer() -> None:
     policy = with_row(MODELS["float64"]().to("cuda"))
     options: dict[str, Any] = {"max_new_tokens": 8, "seed": 1}
     before = policy.generate([[5, 6]] * 8, **options).trajectories
-    policy.spare.kept.clear()  # or its graph is replayed
+    policy.decoders.idle.clear()  # or its graph is replayed
     compile_layers(policy)
     called = compiled_calls(policy)
     assert policy.generate([[5, 6]] * 8, **options).trajectories == before
-    assert len(policy.spare.kept) == 1
+    assert len(policy.decoders.idle) == 1
     assert not called
 
 

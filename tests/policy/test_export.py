@@ -488,10 +488,10 @@ def test_an_export_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch:
     policy.export(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
-    def full() -> str:
+    def full(_: Path) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(export_module, "generate_source", full)
+    monkeypatch.setattr(export_module, "write_decoder", full)
     with pytest.raises(OSError, match="no space left"):
         deleting(llama(), character_tokenizer(), seed=2).export(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

@@ -18,7 +18,7 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import bc_loss
 from sequencematch.policy import Policy
 from sequencematch.policy.fusing import Fusion, fused, fusions
-from tests.policy.test_merging import adapted, logits
+from tests.policy.test_adapters import adapted, logits
 from tests.policy.tiny_models import ARCHITECTURES, exact_llama, llama, tiny
 
 

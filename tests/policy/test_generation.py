@@ -1,4 +1,4 @@
-"""Decoding with rollback is the naive sampler, only faster: same actions, no forward pass for a backspace."""
+"""The decoder is the naive sampler, only faster: same actions, no forward pass for a backspace."""
 
 import functools
 import math
@@ -13,10 +13,12 @@ import transformers
 from torch import Tensor
 
 import sequencematch
-from sequencematch.policy import Generation, Policy, Sampling, rollback
+from sequencematch.policy import Generation, Policy, Sampling, attention
+from sequencematch.policy.decoding.cache import StackCache
+from sequencematch.policy.decoding.choice import SAMPLING_BLOCK, Choice, choose, uniforms
+from sequencematch.policy.decoding.cuda_graphs import GraphDecoder
+from sequencematch.policy.decoding.decoder import Decoder, Limits
 from sequencematch.policy.generation import rollouts
-from sequencematch.policy.graphs import Replayed
-from sequencematch.policy.rollback import Choice, Limits, Rollback, choose, uniforms
 from tests.oracles.naive_sampler import Step, fresh_logits, log_sum_exp, naive_rollout
 from tests.policy.tiny_models import DECODED, HIDDEN, WINDOW, character_tokenizer, exact_llama, llama, mistral
 
@@ -120,8 +122,8 @@ def test_choosing_inverts_the_cumulative_distribution_and_never_picks_the_imposs
 def test_rounding_never_makes_the_impossible_chosen() -> None:
     """Where a block of the vocabulary ends, sums in another order differ in the last bit; behind it nothing is possible."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4000, 2 * rollback.BLOCK, generator=generator, dtype=torch.float64)
-    logits[:, rollback.BLOCK :] = -torch.inf
+    logits = torch.randn(4000, 2 * SAMPLING_BLOCK, generator=generator, dtype=torch.float64)
+    logits[:, SAMPLING_BLOCK:] = -torch.inf
     action, _ = choose(logits, torch.full((4000,), 1 - 2**-53, dtype=torch.float64))
     assert logits.gather(1, action[:, None]).isfinite().all()
 
@@ -297,10 +299,10 @@ def test_the_other_comparisons_delete_too(model: str) -> None:
 
 
 def test_if_a_deleted_token_stays_in_the_cache_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    update = rollback.StackCache.update
+    update = StackCache.update
 
     def keeps_what_was_first_written(
-        self: rollback.StackCache, key: Tensor, value: Tensor, layer_idx: int, *args: Any
+        self: StackCache, key: Tensor, value: Tensor, layer_idx: int, *args: Any
     ) -> tuple[Tensor, Tensor]:
         if self.column.ndim == 1:
             old_key, old_value = (part[self.row, :, self.column][:, :, None] for part in self.stored[layer_idx])
@@ -308,7 +310,7 @@ def test_if_a_deleted_token_stays_in_the_cache_the_comparison_fails(monkeypatch:
             key, value = torch.where(is_written, old_key, key), torch.where(is_written, old_value, value)
         return update(self, key, value, layer_idx, *args)
 
-    monkeypatch.setattr(rollback.StackCache, "update", keeps_what_was_first_written)
+    monkeypatch.setattr(StackCache, "update", keeps_what_was_first_written)
     case = case_of("float64", "sampled")
     result = policy_of("float64").generate(case.prompts, **case.options)
     differences = first_differences(result, naive("float64", "sampled"))
@@ -317,8 +319,8 @@ def test_if_a_deleted_token_stays_in_the_cache_the_comparison_fails(monkeypatch:
 
 @pytest.mark.parametrize("model", ["mistral", "gemma3"])
 def test_if_the_window_counts_nothing_the_comparison_fails(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    windows = rollback.windows
-    monkeypatch.setattr(rollback, "windows", lambda config: dict.fromkeys(windows(config)))
+    windows = attention.windows
+    monkeypatch.setattr(attention, "windows", lambda config: dict.fromkeys(windows(config)))
     case = case_of(model, "sampled")
     result = policy_of(model).generate(case.prompts, **case.options)
     differences = first_differences(result, naive(model, "sampled"))
@@ -326,13 +328,13 @@ def test_if_the_window_counts_nothing_the_comparison_fails(monkeypatch: pytest.M
 
 
 def test_if_positions_count_pushes_instead_of_depth_the_comparison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = rollback.Rollback._forward
+    forward = Decoder._forward
 
-    def counts_pushes(self: rollback.Rollback, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
+    def counts_pushes(self: Decoder, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
         pushes = (self.prompt + self.forwards - 1)[:, None]
         return forward(self, tokens, keep, positions if tokens.shape[1] > 1 else pushes)
 
-    monkeypatch.setattr(rollback.Rollback, "_forward", counts_pushes)
+    monkeypatch.setattr(Decoder, "_forward", counts_pushes)
     case = case_of("float64", "sampled")
     result = policy_of("float64").generate(case.prompts, **case.options)
     differences = first_differences(result, naive("float64", "sampled"))
@@ -663,7 +665,7 @@ def test_texts_come_back_in_the_order_of_their_prompts(speaking: Policy) -> None
 def test_under_autocast_keys_and_values_are_kept_as_attention_takes_them(is_cast: bool, dtype: torch.dtype) -> None:
     policy = with_row(MODELS["float32"]())
     limits = Limits(policy.space.eos, policy.space.bkspc, 4, 17)
-    decoder = Rollback(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=2, longest_prompt=2)
+    decoder = Decoder(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=2, longest_prompt=2)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
         decoder.fill([0, 1], [0, 1], [[5, 6], [7]], [])
         decoder.advance()
@@ -682,7 +684,7 @@ def test_under_autocast_keys_and_values_are_kept_as_attention_takes_them(is_cast
 def test_a_replayed_decoder_looks_again_when_all_rows_may_have_ended(due: dict[int, int], steps: int) -> None:
     policy = with_row(MODELS["float32"]())
     limits = Limits(policy.space.eos, policy.space.bkspc, 200, 801)
-    decoder = Replayed(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=3, longest_prompt=2)
+    decoder = GraphDecoder(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=3, longest_prompt=2)
     decoder.numbers, decoder.due = [7, 8, None], due
     assert decoder._steps() == steps
 

@@ -113,15 +113,13 @@ def reference_log_probs(
     trajectories = [_demonstration(policy, case) for case in cases]
     order = sorted(range(len(cases)), key=lambda row: trajectories[row].num_nodes)
     found: dict[int, Tensor] = {}
-    was_training = policy.training
-    policy.eval()
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
-        scores = policy(encode([trajectories[row] for row in rows], device=policy.device), backspace=backspace)
-        assert isinstance(scores, Scores)
-        log_probs = (scores.action_logit - scores.value[:, :-1]).cpu()
-        found |= {row: log_probs[i, : len(trajectories[row])] for i, row in enumerate(rows)}
-    policy.train(was_training)
+    with policy.for_scoring():
+        for first in range(0, len(order), batch_size):
+            rows = order[first : first + batch_size]
+            scores = policy(encode([trajectories[row] for row in rows], device=policy.device), backspace=backspace)
+            assert isinstance(scores, Scores)
+            log_probs = (scores.action_logit - scores.value[:, :-1]).cpu()
+            found |= {row: log_probs[i, : len(trajectories[row])] for i, row in enumerate(rows)}
     return [found[row] for row in range(len(cases))]
 
 

@@ -1,8 +1,8 @@
 """A Hugging Face causal language model as p(a|s): scored in one pass, sampled with rollback, saved and exported."""
 
 from sequencematch.policy.contrastive import contrastive_search
+from sequencematch.policy.decoding.custom_generate import backtrack
 from sequencematch.policy.generation import Generation, Sampling
 from sequencematch.policy.policy import Policy
-from sequencematch.policy.rollback import backtrack
 
 __all__ = ["Generation", "Policy", "Sampling", "backtrack", "contrastive_search"]

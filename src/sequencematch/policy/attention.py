@@ -1,25 +1,16 @@
-"""Alive intervals → what a Hugging Face model takes as `attention_mask` (Algorithm A's m, without its L×L bits where it can be)."""
+"""What a model's attention can do: its sliding windows, masks over cache columns, and which models can't delete.
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+Needs torch alone: `Policy.export` writes this file beside a checkpoint.
+"""
+
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
-from transformers import PreTrainedConfig, PreTrainedModel
-
-from sequencematch.core.encoding import attend
-from sequencematch.policy.rollback import windows
-from sequencematch.policy.spine import SPINE, reordered_mask, spine_order
-
-Mask = Tensor | BlockMask | dict[str, Any]
-BLOCK = 128
 
 
-def refuse_what_cannot_delete(model: PreTrainedModel) -> None:
-    """Name the models that can't roll back or take no mask; the probe catches those that nobody thought of."""
+def refuse_what_cannot_delete(model: Any) -> None:
+    """Refuse by name the models that can't roll back or take no mask. The probe refuses the rest."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
         raise ValueError(
@@ -37,91 +28,39 @@ def refuse_what_cannot_delete(model: PreTrainedModel) -> None:
     windows(model.config)
 
 
-def row_mask(
-    config: PreTrainedConfig,
-    deleted_at: Int[Tensor, "row node"],
-    position_ids: Int[Tensor, "row node"],
-    dtype: torch.dtype,
-    *,
-    reorders: bool = True,
-) -> tuple[Mask, Int[Tensor, "row node"] | None]:
-    """The mask of encoded rows for the model's attention implementation: one, or one for each kind of layer.
+def windows(config: Any) -> dict[str, int | None]:
+    """Each kind of attention layer in the model, with its sliding window in tokens, or None for full attention.
 
-    And, where `reorders`, the order that it takes nodes to be in, if that is another: the one at place p is node `order[p]`.
+    A window counts the model's positions, which are depths of the stack: a deleted token takes no room in it.
     """
-    kinds = windows(config)
-    has_spine = reorders and config._attn_implementation == SPINE and None in kinds.values()
-    found = spine_order(deleted_at) if has_spine else None
-    if found is None:
-        build = _BUILDERS[config._attn_implementation or "eager"]
-        masks = {kind: build(deleted_at, position_ids, window, dtype) for kind, window in kinds.items()}
-        return masks.get("all", masks), None
-    order, length = found
-    positions = position_ids.gather(1, order)
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds:
+        uses_window = window is not None and getattr(config, "use_sliding_window", True)
+        return {"all": window if uses_window else None}
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, which can't leave out deleted tokens. "
+            f"Use a model whose layers all attend (full_attention or sliding_attention)."
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+
+def cache_mask(config: Any, keep: Tensor, key_position: Tensor, query_position: Tensor, dtype: torch.dtype) -> Any:
+    """The 4-D mask of new nodes over cache columns, one for each kind of layer. `keep` [row, query, slot]: True for live nodes."""
     masks = {}
-    for kind, window in kinds.items():
-        keep = reordered_mask(deleted_at, order, length if window is None else 0)
-        masks[kind] = (keep if window is None else keep & _within(positions, window))[:, None]
-    return masks.get("all", masks), order
+    for kind, window in windows(config).items():
+        kept = keep if window is None else keep & within(window, key_position, query_position)
+        masks[kind] = (additive(kept, dtype) if config._attn_implementation == "eager" else kept)[:, None]
+    return masks.get("all", masks)
 
 
-def dense(
-    deleted_at: Int[Tensor, "row node"], position_ids: Int[Tensor, "row node"], window: int | None
-) -> Bool[Tensor, "row node node"]:
-    """True where the first node attends to the second: alive, and within the window counted in positions."""
-    keep = attend(deleted_at)
-    return keep if window is None else keep & _within(position_ids, window)
+def within(window: int, key_position: Tensor, query_position: Tensor) -> Tensor:
+    """True [row, query, key] where the key's position lies in the query's window."""
+    return key_position[:, None, :] > query_position[:, :, None] - window
 
 
-def _within(position_ids: Int[Tensor, "row node"], window: int) -> Bool[Tensor, "row node node"]:
-    return position_ids[:, None, :] > position_ids[:, :, None] - window
-
-
-def block_mask(
-    deleted_at: Int[Tensor, "row node"], position_ids: Int[Tensor, "row node"], window: int | None = None
-) -> BlockMask:
-    """FlexAttention's mask from each block's extremes of `deleted_at`, with no tensor of length squared.
-
-    A block of queries i and keys j is skipped if every j > i or every deleted_at[j] ≤ i, and needs no masking inside if
-    every j ≤ i < deleted_at[j].
-    """
-    rows, nodes = deleted_at.shape
-    blocks = -(-nodes // BLOCK)
-    padded = torch.nn.functional.pad(deleted_at, (0, blocks * BLOCK - nodes)).view(rows, blocks, BLOCK)
-    first = torch.arange(blocks, device=deleted_at.device) * BLOCK
-    query, key = first[:, None], first[None, :]
-    latest, earliest = padded.amax(2)[:, None, :], padded.amin(2)[:, None, :]
-    touches = (key <= query + BLOCK - 1) & (latest > query)
-    is_full = touches & (key + BLOCK - 1 <= query) & (earliest > query + BLOCK - 1)
-    if window is not None:
-        is_full = torch.zeros_like(is_full)
-    reach = torch.tensor(window if window is not None else nodes, device=deleted_at.device)
-
-    def keeps(row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001  (FlexAttention's signature)
-        return (j <= i) & (i < deleted_at[row, j]) & (position_ids[row, j] > position_ids[row, i] - reach)
-
-    def listed(blocks_kept: Bool[Tensor, "row block block"]) -> tuple[Tensor, Tensor]:
-        kept = blocks_kept[:, None].to(torch.int32)
-        return kept.sum(-1, dtype=torch.int32), kept.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-
-    partial, full = listed(touches & ~is_full), listed(is_full)
-    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=keeps, seq_lengths=(nodes, nodes))
-
-
-def _sdpa(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:  # noqa: ARG001
-    return dense(deleted_at, position_ids, window)[:, None]
-
-
-def _eager(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Eager attention adds its mask: a boolean one would be silently wrong there."""
-    keep = dense(deleted_at, position_ids, window)
-    return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(~keep, torch.finfo(dtype).min)[:, None]
-
-
-def _flex(deleted_at: Tensor, position_ids: Tensor, window: int | None, dtype: torch.dtype) -> BlockMask:  # noqa: ARG001
-    return block_mask(deleted_at, position_ids, window)
-
-
-_BUILDERS: Mapping[str, Callable[[Tensor, Tensor, int | None, torch.dtype], Any]] = MappingProxyType(
-    {"sdpa": _sdpa, SPINE: _sdpa, "eager": _eager, "flex_attention": _flex}
-)
+def additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask that eager attention adds to its scores; with a boolean one it would be silently wrong."""
+    return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(~keep, torch.finfo(dtype).min)

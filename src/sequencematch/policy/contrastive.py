@@ -1,21 +1,17 @@
 """Contrastive search (Su et al. 2022), a baseline of the paper (§6.2): decoding without deletion that avoids repeating itself."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from transformers import DynamicCache
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.policy.attention import cache_mask
 from sequencematch.policy.generation import Sampling, prompt_tokens
-from sequencematch.policy.rollback import cache_mask
-
-if TYPE_CHECKING:
-    from sequencematch.policy.policy import Policy
+from sequencematch.policy.scoring import Scorer
 
 
 @torch.no_grad()
 def contrastive_search(
-    policy: "Policy", prompt: list[int], *, max_new_tokens: int, top_k: int = 4, penalty_alpha: float = 0.6
+    policy: Scorer, prompt: list[int], *, max_new_tokens: int, top_k: int = 4, penalty_alpha: float = 0.6
 ) -> Trajectory:
     """argmax over the k likeliest x of (1 − α) p(x|s) − α max_j cos(h_x, h_j), with h_j the hidden vectors of the context.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from sequencematch.policy.rollback import Chosen
+    from sequencematch.policy.decoding.decoder import ActionEvent
 
 #: Token ids → the text they add to a sentence.
 Decode = Callable[[Sequence[int]], str]
@@ -63,7 +63,7 @@ def watch(
     console: "Console",
     prompt: str,
     initial: Sequence[int],
-    events: Iterator["Chosen"],
+    events: Iterator["ActionEvent"],
     space: ActionSpace,
     decode: Decode,
     *,

@@ -1,25 +1,28 @@
-"""A policy as a plain Hugging Face checkpoint that backtracks by itself: `<bkspc>` folded into the output layer."""
+"""A policy as a plain Hugging Face checkpoint that can delete by itself: `<bkspc>` is folded into the output layer."""
 
 import copy
+import importlib
 import inspect
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_import_files
 
-from sequencematch.policy import rollback, storage
-
-if TYPE_CHECKING:
-    from sequencematch.policy.policy import Policy
+from sequencematch.policy import storage
+from sequencematch.policy.scoring import Scorer
 
 NAME = "<bkspc>"
 ENTRY_POINT = '''
 
 def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, **arguments: Any) -> Tensor:
-    """What transformers calls: its own `generate`, decoding with `backtrack`."""
+    """The function that transformers calls: its own `generate`, decoding with `backtrack`."""
     return type(model).generate(model, inputs, generation_config, custom_generate=backtrack, **arguments)
 '''
+#: An import of this package in a file that an export carries.
+_OWN_IMPORT = re.compile(r"^from (sequencematch\.policy\.[\w.]+) import", re.MULTILINE)
 CARD = """---
 library_name: transformers
 tags: [sequencematch, backtracking]
@@ -43,7 +46,7 @@ Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppres
 """
 
 
-def export(policy: "Policy", folder: Path, *, replace: bool = False) -> None:
+def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
     """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write it all or nothing."""
     tokenizer = copy.deepcopy(policy.tokenizer)
     bkspc = policy.folded_row  # of a policy that was loaded from an export
@@ -63,15 +66,14 @@ def export(policy: "Policy", folder: Path, *, replace: bool = False) -> None:
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
-        (temporary / "custom_generate").mkdir()
-        (temporary / "custom_generate" / "generate.py").write_text(generate_source())
+        write_decoder(temporary / "custom_generate")
         (temporary / "README.md").write_text(CARD.format(bkspc=bkspc, folder=folder.name))
 
     storage.write_whole(folder, write, marker=None if replace else "custom_generate")
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """A copy with its adapter merged, and in full precision: merging into 4 bits would round, and not everyone reads them."""
+    """A copy with its adapter merged, in full precision: merging into 4 bits would round, and needs bitsandbytes to be read."""
     model = copy.deepcopy(model)
     if getattr(model, "is_quantized", False):
         model = dequantized(model)
@@ -79,10 +81,10 @@ def merged(model: Any) -> PreTrainedModel:
 
 
 def dequantized(model: Any) -> Any:
-    """The model with the weights its bits stand for; an adapter on 4-bit layers knows no others, so it is put on anew."""
+    """The model in full precision. An adapter made for 4-bit layers is put on the new layers again."""
     if not hasattr(model, "peft_config"):
         model = model.dequantize(model.dtype)
-        model._weight_conversions = None  # how a 4-bit checkpoint was read; saving would try to go back the same way
+        model._weight_conversions = None  # `save_pretrained` would quantise again
         return model
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -92,8 +94,8 @@ def dequantized(model: Any) -> Any:
     return adapted
 
 
-def fold_in(model: PreTrainedModel, policy: "Policy", bkspc: int) -> None:
-    """Make `<bkspc>` token `bkspc` of the model: in a padding row where there is one, else in a new one."""
+def fold_in(model: PreTrainedModel, policy: Scorer, bkspc: int) -> None:
+    """Write the `<bkspc>` row into the output layer as token `bkspc`: into a padding row if there is one, else a new row."""
     if bkspc >= len(model.get_output_embeddings().weight):
         model.resize_token_embeddings(bkspc + 1, mean_resizing=False)
     layer = model.get_output_embeddings()
@@ -105,6 +107,19 @@ def fold_in(model: PreTrainedModel, policy: "Policy", bkspc: int) -> None:
     model.generation_config.suppress_tokens = sorted({*(model.generation_config.suppress_tokens or []), bkspc})
 
 
-def generate_source() -> str:
-    """The text of `custom_generate/generate.py`: the decoder's own file and an entry point."""
-    return inspect.getsource(rollback) + ENTRY_POINT
+def write_decoder(folder: Path) -> None:
+    """Write the decoder's own files: `generate.py` and, beside it, every file of ours that it imports.
+
+    transformers finds files by their `from .name import …`, in the same folder only. With a file missing or in a subfolder it
+    would use its own `generate` without a word.
+    """
+    folder.mkdir()
+    files = {"generate": "sequencematch.policy.decoding.custom_generate"}
+    for name, module in files.items():  # grows meanwhile
+        source = inspect.getsource(importlib.import_module(module))
+        found = _OWN_IMPORT.findall(source)
+        files |= {place.rpartition(".")[2]: place for place in found}
+        text = _OWN_IMPORT.sub(lambda match: f"from .{match[1].rpartition('.')[2]} import", source)
+        (folder / f"{name}.py").write_text(text + (ENTRY_POINT if name == "generate" else ""))
+    missing = [path for path in get_relative_import_files(folder / "generate.py") if not Path(path).is_file()]
+    assert not missing, f"the exported decoder lacks {missing}"

@@ -1,4 +1,4 @@
-"""Norms, rotary embeddings and adapters in fewer kernels than the model's own code takes, and the same results but for rounding."""
+"""Fused kernels for norms, rotary embeddings and adapters: fewer passes over memory, the same results up to rounding."""
 
 import importlib.util
 import sys
@@ -13,62 +13,53 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from sequencematch.policy.merging import is_plain_lora
+from sequencematch.policy.adapters import is_plain_lora
+from sequencematch.policy.changes import Change, changed
 
 HALF = (torch.bfloat16, torch.float16)
 ROTATION = "apply_rotary_pos_emb"  # in every file of transformers that has one
-#: Rotations are functions of a model's file, which every model of its kind shares: one thread at a time replaces them.
+#: A rotary embedding is a function of a file of transformers, shared by all models of that kind: one thread replaces it at a time.
 REPLACING = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A function by its owner and name, and what is called instead, which gets it first: to fall back to."""
+    """A replacement for the function `owner.name`; it receives the original, `own`, as its first argument."""
 
     owner: Any
     name: str
     own: Callable[..., Any]
-    instead: Callable[..., Any]
+    replacement: Callable[..., Any]
 
 
 def fusions(model: Any) -> list[Fusion]:
-    """All that can be fused in a Hugging Face model as it is now. What gives something else than the model's own is left out."""
+    """All fusions that fit a Hugging Face model as it is now. One whose results differ from the model's own is left out."""
     return [*_norms(model), *_rotations(model), *_adapters(model)]
 
 
 @contextmanager
 def fused(found: Sequence[Fusion]) -> Iterator[None]:
-    """Call what was found in place of the model's own."""
-    with REPLACING:
-        before = [vars(fusion.owner).get(fusion.name) for fusion in found]
-        try:
-            for fusion in found:
-                setattr(fusion.owner, fusion.name, partial(fusion.instead, fusion.own))
-            yield
-        finally:
-            for fusion, held in zip(found, before, strict=True):
-                if held is not None:
-                    setattr(fusion.owner, fusion.name, held)
-                elif fusion.name in vars(fusion.owner):
-                    delattr(fusion.owner, fusion.name)
+    """Call the replacements instead of the model's own functions."""
+    with REPLACING, changed([Change(f.owner, f.name, partial(f.replacement, f.own)) for f in found]):
+        yield
 
 
 def _is_as_written(module: Module) -> bool:
-    """Nobody has replaced its forward pass, or looks at what goes in or comes out."""
+    """Whether a module has its class's forward pass and no hooks."""
     return "forward" not in vars(module) and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def _agree(fusion: Fusion, *probe: Tensor) -> bool:
-    """Whether both give the same. They don't where one takes other arguments, or can't be run here."""
+    """Whether replacement and original give the same on a probe. An error counts as no: other arguments, or no such kernel here."""
     with torch.no_grad(), suppress(Exception):
-        ours, own = fusion.instead(fusion.own, *probe), fusion.own(*probe)
+        ours, own = fusion.replacement(fusion.own, *probe), fusion.own(*probe)
         pairs = zip(ours, own, strict=True) if isinstance(own, tuple) else [(ours, own)]
         return all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in pairs)
     return False
 
 
 def _norms(model: Module) -> Iterator[Fusion]:
-    """RMSNorm as one kernel of torch's instead of eight, in half precision."""
+    """RMSNorm as one torch kernel instead of eight, in half precision."""
     for module in model.modules():
         epsilon: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         parameters = dict(module.named_parameters())
@@ -82,12 +73,12 @@ def _norms(model: Module) -> Iterator[Fusion]:
 def _norm(module: Any, epsilon: float, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if x.dtype != module.weight.dtype:
         return own(x)
-    with torch.autocast(x.device.type, enabled=False):  # it would compute and return float32
+    with torch.autocast(x.device.type, enabled=False):  # autocast would compute and return float32
         return functional.rms_norm(x, module.weight.shape, module.weight, epsilon)
 
 
 def _rotations(model: Any) -> Iterator[Fusion]:
-    """Rotary embeddings as one kernel of ours instead of five, in half precision on a GPU."""
+    """Rotary embeddings as one Triton kernel instead of five torch kernels, in half precision on a GPU."""
     if model.dtype not in HALF or model.device.type != "cuda" or not importlib.util.find_spec("triton"):
         return
     probe = torch.linspace(-1, 1, 18 * 16, dtype=model.dtype, device=model.device).view(2, 3, 3, 16)
@@ -99,7 +90,7 @@ def _rotations(model: Any) -> Iterator[Fusion]:
 
 
 def _rotated(own: Callable[..., tuple[Tensor, Tensor]], *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """A model's own function, replaced where tokens are turned in all their dimensions."""
+    """Fused where all dimensions of queries and keys are rotated, the model's own function elsewhere."""
     from sequencematch.policy.rotation import can_rotate, rotate
 
     if not options and len(args) == 4 and all(isinstance(arg, Tensor) for arg in args):
@@ -110,23 +101,23 @@ def _rotated(own: Callable[..., tuple[Tensor, Tensor]], *args: Any, **options: A
 
 
 def _adapters(model: Module) -> Iterator[Fusion]:
-    """LoRA's second product added to what the layer gives as it is computed: no pass to scale it, and none to add it."""
+    """LoRA's second product accumulated into the layer's output: no separate passes to scale and to add it."""
     for layer in model.modules():
         if is_plain_lora(layer) and all(_is_as_written(module) for module in layer.modules()):
             yield Fusion(layer, "forward", layer.forward, partial(_adapted, layer))
 
 
 def _adapted(layer: Any, own: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """y = Wx + b + s·BAx. Adapters may have been switched since, merged or disabled."""
+    """y = Wx + b + s·BAx; PEFT's own forward where adapters were switched, merged or disabled since."""
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if args or options or x.dim() < 2 or len(active) != 1 or not is_plain_lora(layer):
         return own(x, *args, **options)
     (name,) = active
     down, up = layer.lora_A[name], layer.lora_B[name]
     if not (torch.is_autocast_enabled(x.device.type) or x.dtype == down.weight.dtype == layer.weight.dtype):
-        return own(x)  # PEFT takes adapters in float32 then
+        return own(x)  # PEFT computes adapters in float32 then
     rows = x.flatten(0, -2)
     y: Tensor = layer.base_layer(rows)
     low = down(layer.lora_dropout[name](rows))
-    y.addmm_(low.to(y.dtype), up.weight.to(y.dtype).T, alpha=layer.scaling[name])  # nothing needs y as it was
+    y.addmm_(low.to(y.dtype), up.weight.to(y.dtype).T, alpha=layer.scaling[name])  # no backward pass needs the old y
     return y.unflatten(0, x.shape[:-1])

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,16 +19,15 @@ from transformers import (
 )
 
 from sequencematch.core.mdp import Trajectory
-from sequencematch.policy.graphs import Replayed, addresses, can_replay
-from sequencematch.policy.rollback import Choice, Chosen, Limits, Rollback, uniforms
-
-if TYPE_CHECKING:
-    from sequencematch.policy.policy import Policy
+from sequencematch.policy.decoding.choice import Choice, row_by_row, uniforms
+from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, addresses, can_capture
+from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
+from sequencematch.policy.scoring import Scorer
 
 Prompt = str | Sequence[int]
-#: The share of slots that must be free before waiting prompts are taken in: a pass over one costs almost what many cost.
+#: The share of slots that must be free before waiting prompts start: a pass over one prompt costs almost as much as over many.
 REFILL = 1 / 8
-#: Prompts that differ less in length than this share a captured graph.
+#: Prompt lengths are rounded up to a multiple of this, so that few CUDA graphs are captured.
 PROMPT_STEP = 64
 
 
@@ -92,19 +91,12 @@ class Sampling:
         if self.min_p is not None:
             warpers.append(MinPLogitsWarper(self.min_p))
 
-        def process(states: list[list[int]], logits: Tensor) -> Tensor:
-            alone = [
-                given(torch.tensor([state], device=logits.device), row[None])
-                for state, row in zip(states, logits, strict=True)
-            ]
-            return torch.cat(alone)
-
         def warp(logits: Tensor) -> Tensor:
             return warpers(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
 
         return Choice(
             self.temperature == 0,
-            None if given is None else process,
+            None if given is None else row_by_row(given),
             warp if warpers else None,
             self.ban_deleted,
             self.backspace_bias,
@@ -143,7 +135,7 @@ class Generation:
 
 
 def generate(
-    policy: "Policy", prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 64, progress: bool = False
+    policy: Scorer, prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 64, progress: bool = False
 ) -> Generation:
     """Roll the policy out from each prompt   (Alg. 1, populate B)."""
     start = time.perf_counter()
@@ -162,16 +154,16 @@ def generate(
 
 
 def rollouts(
-    policy: "Policy",
+    policy: Scorer,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     batch_size: int = 64,
     *,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Rollout]:
-    """Rows as they end. They start in order of prompt length; their neighbours change their numbers by rounding at most.
+    """Rows as they end. They start in order of prompt length. Batch composition affects results only through rounding.
 
-    Their numbers, `rows` or from 0 on, fix their random numbers: parts of one job can run in several places, or later.
+    A row's number, from `rows` or counted from 0, fixes its random numbers: parts of one job can run in several places, or later.
     """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt. Got none.")
@@ -185,36 +177,36 @@ def rollouts(
 
 
 def _rollouts(
-    policy: "Policy", tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
+    policy: Scorer, tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
 ) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
     waiting = sorted(range(len(tokens)), key=lambda row: (len(tokens[row]), row), reverse=True)  # the last goes first
     slots = min(batch_size, len(tokens))
-    with _decoder(policy, sampling, slots, max(map(len, tokens))) as rollback:
-        while waiting or any(number is not None for number in rollback.numbers):
-            free = rollback.free()
+    with _decoder(policy, sampling, slots, max(map(len, tokens))) as decoder:
+        while waiting or any(number is not None for number in decoder.numbers):
+            free = decoder.free()
             if waiting and len(free) >= REFILL * slots:
                 starting = [waiting.pop() for _ in range(min(len(free), len(waiting)))]
-                _fill(rollback, free, starting, tokens, numbers, seed)
-            rollback.advance()
-            for row, chosen, log_probs, values in rollback.ended():
+                _fill(decoder, free, starting, tokens, numbers, seed)
+            decoder.advance()
+            for row, chosen, log_probs, values in decoder.ended():
                 floor = len(tokens[row]) if sampling.protect_prompt else 1
                 trajectory = Trajectory.rollout(policy.space, tokens[row], chosen, floor)
-                yield Rollout(numbers[row], trajectory, log_probs, values, rollback.forwards)
+                yield Rollout(numbers[row], trajectory, log_probs, values, decoder.forwards)
             if not waiting:
-                rollback.drop_ended()
+                decoder.drop_ended()
 
 
-def stream(policy: "Policy", prompt: Prompt, sampling: Sampling) -> Iterator[Chosen]:
+def stream(policy: Scorer, prompt: Prompt, sampling: Sampling) -> Iterator[ActionEvent]:
     """Every action as it happens."""
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
     tokens = prompt_tokens(policy, prompt, sampling)
-    with _decoder(policy, sampling, 1, len(tokens), watched=True) as rollback:
-        _fill(rollback, [0], [0], [tokens], [0], seed)
-        yield from rollback.run()
+    with _decoder(policy, sampling, 1, len(tokens), watched=True) as decoder:
+        _fill(decoder, [0], [0], [tokens], [0], seed)
+        yield from decoder.run()
 
 
-def prompt_tokens(policy: "Policy", prompt: Prompt, sampling: Sampling) -> list[int]:
+def prompt_tokens(policy: Scorer, prompt: Prompt, sampling: Sampling) -> list[int]:
     """A prompt's token ids, checked against the vocabulary and the context."""
     if isinstance(prompt, str):
         if policy.tokenizer is None:
@@ -242,7 +234,7 @@ def prompt_tokens(policy: "Policy", prompt: Prompt, sampling: Sampling) -> list[
     return ids
 
 
-def completion(policy: "Policy", trajectory: Trajectory) -> str:
+def completion(policy: Scorer, trajectory: Trajectory) -> str:
     """The text behind as much of the prompt as survived, `<eos>` left out; empty without a tokenizer."""
     if policy.tokenizer is None:
         return ""
@@ -258,9 +250,9 @@ def completion(policy: "Policy", trajectory: Trajectory) -> str:
 
 @contextmanager
 def _decoder(
-    policy: "Policy", sampling: Sampling, slots: int, longest_prompt: int, *, watched: bool = False
-) -> Iterator[Rollback]:
-    """A decoder with all its slots free: replayed on a GPU where nothing but tensors takes part in a step."""
+    policy: Scorer, sampling: Sampling, slots: int, longest_prompt: int, *, watched: bool = False
+) -> Iterator[Decoder]:
+    """A decoder with all slots free; on a GPU one that replays CUDA graphs, where a step needs nothing from the host."""
     space, choice = policy.space, sampling.choice()
     limits = Limits(
         space.eos,
@@ -271,36 +263,36 @@ def _decoder(
         frozenset(sampling.stop_tokens),
     )
 
-    def make(kind: type[Rollback]) -> Any:
+    def make(kind: type[Decoder]) -> Any:
         return kind(policy.base, policy.action_logits, limits, choice, slots=slots, longest_prompt=longest_prompt)
 
-    if watched or choice.ban_deleted or choice.process is not None or not can_replay(policy):
-        yield make(Rollback)
+    if watched or choice.ban_deleted or choice.process is not None or not can_capture(policy, policy.base):
+        yield make(Decoder)
         return
     longest_prompt = -(-longest_prompt // PROMPT_STEP) * PROMPT_STEP
-    # A graph made under autocast holds copies of weights that go with it, one of inference mode tensors of that kind.
+    # A graph captured under autocast or in inference mode holds tensors that don't outlive it: such a decoder isn't pooled.
     if torch.is_autocast_enabled("cuda") or torch.is_inference_mode_enabled():
-        yield make(Replayed)
+        yield make(GraphDecoder)
         return
     same = replace(sampling, seed=None, stop_tokens=tuple(sampling.stop_tokens))
-    key = (same, slots, longest_prompt, addresses(policy))
-    decoder = policy.spare.take(key, lambda: make(Replayed))
+    key = (same, slots, longest_prompt, addresses(policy), space)
+    decoder = policy.decoders.take(key, lambda: make(GraphDecoder))
     try:
         yield decoder
-    except GeneratorExit:  # nobody asks for the rest
-        policy.spare.keep(key, decoder)
+    except GeneratorExit:  # the caller stopped early
+        policy.decoders.put_back(key, decoder)
         raise
-    policy.spare.keep(key, decoder)
+    policy.decoders.put_back(key, decoder)
 
 
 def _fill(
-    rollback: Rollback,
+    decoder: Decoder,
     free: list[int],
     starting: list[int],
     tokens: list[list[int]],
     numbers: Sequence[int],
     seed: int,
 ) -> None:
-    """Start rows in free slots, each with the random numbers of its own."""
-    drawn = [] if rollback.choice.greedy else [uniforms(seed, numbers[row], rollback.actions) for row in starting]
-    rollback.fill(free[: len(starting)], starting, [tokens[row] for row in starting], drawn)
+    """Start rows in free slots, each with its own random numbers."""
+    drawn = [] if decoder.choice.greedy else [uniforms(seed, numbers[row], decoder.actions) for row in starting]
+    decoder.fill(free[: len(starting)], starting, [tokens[row] for row in starting], drawn)

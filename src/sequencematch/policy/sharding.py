@@ -7,19 +7,21 @@ from typing import Any
 
 from torch.nn import Module
 
+from sequencematch.policy.changes import Change, changed
+
 
 def is_sharded(module: Module) -> bool:
-    """Whether some weight is a `DTensor`, of which each process holds a part."""
+    """Whether some weight is a `DTensor`, of which each process holds a shard."""
     return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
 
 
 @contextmanager
 def whole_weights(policy: Module) -> Iterator[None]:
-    """Gather a sharded policy's weights in every process, so that each can call its parts as often as it likes.
+    """Gather a sharded policy's weights in every process, so that each may call layers in an order of its own.
 
-    A sharded layer asks all processes for its weights whenever it is called, and they must ask for the same ones in the same
-    order: in the forward pass of the policy they do, while each rolls out its own prompts they don't. All processes must
-    enter and leave together. Nothing happens to a policy that isn't sharded. Not for backward passes.
+    A sharded layer gathers its weights at every call, and all processes must make the same calls in the same order. They do in
+    the policy's forward pass; they don't while each rolls out its own prompts. All processes must enter and leave together. A
+    policy that isn't sharded stays as it is. Not for backward passes.
     """
     if not is_sharded(policy):
         yield
@@ -27,14 +29,15 @@ def whole_weights(policy: Module) -> Iterator[None]:
     from torch.distributed.fsdp import FSDPModule
 
     shards: list[Any] = [module for module in policy.modules() if isinstance(module, FSDPModule)]
-    hooks = [(shard._forward_pre_hooks, shard._forward_hooks) for shard in shards]
     for shard in shards:
         shard.unshard()
-        # They would let the weights go again after each call, and note its place in an order that backward passes go by.
-        shard._forward_pre_hooks, shard._forward_hooks = OrderedDict(), OrderedDict()
+    # The hooks would free the weights after each call, and record its place in the order of backward passes.
+    hooks = [
+        Change(shard, name, OrderedDict()) for shard in shards for name in ("_forward_pre_hooks", "_forward_hooks")
+    ]
     try:
-        yield
+        with changed(hooks):
+            yield
     finally:
-        for shard, (before, after) in zip(shards, hooks, strict=True):
-            shard._forward_pre_hooks, shard._forward_hooks = before, after
+        for shard in shards:
             shard.reshard()

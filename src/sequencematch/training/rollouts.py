@@ -9,8 +9,6 @@ import torch
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.generation import rollouts
-from sequencematch.policy.merging import merged
-from sequencematch.policy.sharding import whole_weights
 from sequencematch.training.examples import Example, hash_seed
 from sequencematch.training.replay import Experience
 
@@ -53,7 +51,7 @@ class InlineRollouts:
 
     def collect(self, request: Request) -> list[Experience]:
         """All in one batch, as long as the context has room behind the longest prompt."""
-        with torch.no_grad(), whole_weights(self.policy), merged(self.policy):
+        with torch.no_grad(), self.policy.for_rollouts():
             if not request.prompts:
                 return []
             room = self.policy.max_positions - max(map(len, request.prompts))

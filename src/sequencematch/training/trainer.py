@@ -19,11 +19,10 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
 from sequencematch.policy import Policy, storage
-from sequencematch.policy.compiling import compile_layers, uncompiled
-from sequencematch.policy.fusing import Fusion, fused, fusions
-from sequencematch.policy.merging import without_input_casts
-from sequencematch.policy.policy import eos_token
-from sequencematch.policy.sharding import is_sharded, whole_weights
+from sequencematch.policy.fusing import Fusion, fusions
+from sequencematch.policy.modes import compile_layers
+from sequencematch.policy.scoring import eos_token
+from sequencematch.policy.sharding import is_sharded
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
@@ -191,8 +190,7 @@ class SequenceMatchTrainer(Trainer):
         """Forward and backward over the parts of a batch; gradients are exchanged with the last."""
         losses = []
         is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
-        casts = without_input_casts(self.model) if is_autocast else nullcontext()
-        with casts, fused(self.fusions):
+        with self.model.for_training(self.fusions, autocast=is_autocast):
             for part in inputs["parts"]:
                 is_last = part is inputs["parts"][-1]
                 with nullcontext() if is_last else self.accelerator.no_sync(model):
@@ -247,12 +245,9 @@ class SequenceMatchTrainer(Trainer):
             return list(batch["trajectories"])
         clean = [self.collate.clean(example) for example in examples]
         encoding = encode_batch(clean, None).to(self.model.device)
-        was_training = self.model.training
-        self.model.eval()
-        with torch.no_grad(), self.accelerator.autocast(), whole_weights(self.model), uncompiled(self.model):
+        with torch.no_grad(), self.accelerator.autocast(), self.model.for_scoring():
             visited = self.model.encoded_hidden_states(encoding, encoding.visit)
             logits = [self.model.action_logits(v[: len(t)]) for v, t in zip(visited, clean, strict=True)]
-        self.model.train(was_training)
         noise = [model_noise(self.model.space, each, exclude_right=self.args.noise_excludes_right) for each in logits]
         return [self.collate.trajectory(e, source) for e, source in zip(examples, noise, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Rows with their spine in front attend to what they attended to before."""
+"""A row reordered with its causal prefix first: every node attends to the same nodes as before."""
 
 from typing import Any
 
@@ -12,7 +12,12 @@ from sequencematch.core.encoding import Encoding, Layout, attend, encode
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.objectives import sequencematch_loss
 from sequencematch.policy import Policy
-from sequencematch.policy.spine import SPINE, reordered_mask, spine_attention, spine_order
+from sequencematch.policy.causal_prefix import (
+    CAUSAL_PREFIX,
+    causal_prefix_attention,
+    causal_prefix_order,
+    reordered_mask,
+)
 from tests.policy.tiny_models import exact_llama, tiny
 
 SPACE = ActionSpace(vocab_size=48, eos=1)
@@ -44,7 +49,7 @@ def test_every_node_attends_to_the_same_nodes_as_before(
 ) -> None:
     trajectories = [rollout(n, backspaces, seed + n) for n in lengths]
     encoding = encode(trajectories, layout=layout, row_length=row_length, share_prompts=row_length is not None)
-    found = spine_order(encoding.deleted_at)
+    found = causal_prefix_order(encoding.deleted_at)
     if found is None:
         return
     order, length = found
@@ -55,10 +60,10 @@ def test_every_node_attends_to_the_same_nodes_as_before(
         assert torch.equal(mask, expected[row][order[row]][:, order[row]])
 
 
-def test_a_spine_by_hand() -> None:
-    """5 6 7, then 8, 9, delete 9, 10, <eos>: node 4 is deleted, all others are the spine."""
+def test_a_causal_prefix_by_hand() -> None:
+    """5 6 7, then 8, 9, delete 9, 10, <eos>: node 4 is deleted, all others are the causal prefix."""
     encoding = encode([Trajectory.rollout(SPACE, (5, 6, 7), (8, 9, SPACE.bkspc, 10, 1))])
-    found = spine_order(encoding.deleted_at)
+    found = causal_prefix_order(encoding.deleted_at)
     assert found is not None
     order, length = found
     assert order.tolist() == [[0, 1, 2, 3, 5, 6, 4]]
@@ -67,26 +72,28 @@ def test_a_spine_by_hand() -> None:
 
 
 def test_without_deletions_nothing_needs_a_mask_and_where_most_is_deleted_all_of_it_has_one() -> None:
-    plain = spine_order(encode([rollout(13, 0.0, 0)]).deleted_at)
+    plain = causal_prefix_order(encode([rollout(13, 0.0, 0)]).deleted_at)
     assert plain is not None
     assert plain[1] == 17  # of 17 nodes
-    assert spine_order(encode([Trajectory.rollout(SPACE, (5,), (*[6, SPACE.bkspc] * 20, 1))]).deleted_at) is None
+    assert (
+        causal_prefix_order(encode([Trajectory.rollout(SPACE, (5,), (*[6, SPACE.bkspc] * 20, 1))]).deleted_at) is None
+    )
 
 
-def test_the_spine_of_a_shared_row_is_that_of_its_longest_trajectory() -> None:
+def test_the_causal_prefix_of_a_shared_row_is_that_of_its_longest_trajectory() -> None:
     """Here the first of three that share a prompt; the last is short."""
     sharing = [rollout(60, 0.0, 1), rollout(4, 0.0, 2), rollout(2, 0.0, 3)]
     encoding = encode(sharing, row_length=80, share_prompts=True)
     assert encoding.tokens.shape == (1, 80)
-    found = spine_order(encoding.deleted_at)
+    found = causal_prefix_order(encoding.deleted_at)
     assert found is not None
     assert found[1] == 60  # of 3 + 60 + 1, a multiple of 80 / 16
 
 
-def test_the_spine_is_the_deepest_stack_not_the_last() -> None:
+def test_the_causal_prefix_is_the_deepest_stack_not_the_last() -> None:
     """Twenty tokens of which the last fifteen are deleted again."""
     deleting = Trajectory.rollout(SPACE, (5,), (*[6] * 20, *[SPACE.bkspc] * 15, 1))
-    found = spine_order(encode([deleting]).deleted_at)
+    found = causal_prefix_order(encode([deleting]).deleted_at)
     assert found is not None
     assert found[1] == 21
 
@@ -113,15 +120,15 @@ def test_scores_and_gradients_are_those_of_a_dense_mask(
         policy.train()
     batch = [rollout(n, 0.2, n) for n in lengths]
     encoding = encode(batch, row_length=row_length)
-    assert policy.base.config._attn_implementation == SPINE
-    assert spine_order(encoding.deleted_at) is not None
+    assert policy.base.config._attn_implementation == CAUSAL_PREFIX
+    assert causal_prefix_order(encoding.deleted_at) is not None
     ours = scored(policy, encoding)
     policy.base.config._attn_implementation = "sdpa"
     for mine, dense in zip(ours, scored(policy, encoding), strict=True):
         torch.testing.assert_close(mine, dense, rtol=1e-9, atol=1e-11)
 
 
-def test_queries_on_the_spine_are_given_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_in_the_causal_prefix_are_given_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, Any]] = []
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -133,7 +140,7 @@ def test_queries_on_the_spine_are_given_no_mask(monkeypatch: pytest.MonkeyPatch)
     policy, encoding = Policy(exact_llama()), encode([rollout(60, 0.1, 3)])
     calls.clear()
     policy(encoding)
-    found, nodes = spine_order(encoding.deleted_at), encoding.tokens.shape[1]
+    found, nodes = causal_prefix_order(encoding.deleted_at), encoding.tokens.shape[1]
     assert found is not None
     assert nodes > found[1] > nodes / 2
     layers = policy.base.config.num_hidden_layers
@@ -145,7 +152,7 @@ def test_a_mask_for_all_queries_is_sdpas() -> None:
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
     module = torch.nn.Module()
     for given_mask in (mask, None):
-        seen, _ = spine_attention(module, query, key, value, given_mask, scaling=0.5)
+        seen, _ = causal_prefix_attention(module, query, key, value, given_mask, scaling=0.5)
         options: dict[str, Any] = {"attn_mask": mask} if given_mask is not None else {"is_causal": True}
         expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, **options)
         torch.testing.assert_close(seen, expected.transpose(1, 2))
@@ -156,12 +163,12 @@ def test_the_model_itself_writes_and_scores_as_before() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     before = model.generate(ids, max_new_tokens=8, do_sample=False), model(input_ids=ids).logits
     Policy(model)
-    assert model.config._attn_implementation == SPINE
+    assert model.config._attn_implementation == CAUSAL_PREFIX
     assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), before[0])
     torch.testing.assert_close(model(input_ids=ids).logits, before[1])
 
 
 def test_a_model_that_takes_a_mask_only_for_all_queries_keeps_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sequencematch.policy.attention.reordered_mask", lambda deleted_at, *_: attend(deleted_at))
+    monkeypatch.setattr("sequencematch.policy.masks.reordered_mask", lambda deleted_at, *_: attend(deleted_at))
     policy = Policy(exact_llama())  # a wrong mask: the probe notices
     assert policy.base.config._attn_implementation == "sdpa"

@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from sequencematch.core.encoding import attend, encode
 from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.policy.attention import BLOCK, block_mask, dense
+from sequencematch.policy.masks import FLEX_BLOCK, block_mask, dense
 
 SPACE = ActionSpace(vocab_size=50, eos=1)
 
@@ -47,9 +47,9 @@ def test_the_block_mask_masks_what_the_dense_one_does(
     mask = block_mask(deleted_at, position_ids, window)
     kept = dense(deleted_at, position_ids, window)
     nodes = kept.shape[-1]
-    blocks = -(-nodes // BLOCK)
-    padded = torch.nn.functional.pad(kept, (0, blocks * BLOCK - nodes) * 2)
-    tiles = padded.view(len(kept), blocks, BLOCK, blocks, BLOCK).transpose(2, 3).flatten(3)
+    blocks = -(-nodes // FLEX_BLOCK)
+    padded = torch.nn.functional.pad(kept, (0, blocks * FLEX_BLOCK - nodes) * 2)
+    tiles = padded.view(len(kept), blocks, FLEX_BLOCK, blocks, FLEX_BLOCK).transpose(2, 3).flatten(3)
 
     def listed(count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         chosen = torch.arange(blocks) < count[..., None]

@@ -1,7 +1,7 @@
-"""Attention of one new token in each row over the first columns of a stack of keys and values, as Triton kernels.
+"""Triton kernels for one new token in each row over a cache of ragged lengths: attention, and writing keys and values.
 
-Every row reads the columns it has and no more. No kernel of torch's takes one query against a cache of ragged lengths
-without reading all of it; FlexAttention does, but only compiled, and once for each length.
+Every row reads only the columns it has. torch's kernels read the whole cache; FlexAttention doesn't, but must be compiled for
+each length.
 """
 
 from typing import no_type_check
@@ -12,13 +12,13 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-#: Programs to keep a GPU busy; where rows and heads are fewer, the columns of each are divided.
-PROGRAMS = 128
+#: Minimum grid size; below it, split columns.
+MIN_PROGRAMS = 128
 
 
 @triton.jit
 @no_type_check
-def _prefix_kernel(
+def _ragged_kernel(
     query, keys, values, out, log_sum, column, scale, window,
     query_row, query_head, key_row, key_head, key_column, out_split, out_row, out_head, sum_split, sum_row,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
@@ -67,7 +67,7 @@ def _prefix_kernel(
             seen = tl.sum(weight[:, :, None] * v[None, :, :].to(PRECISE), 1)
         mean = mean * shrink[:, None] + seen
         largest = larger
-    mean = mean / tl.where(total > 0, total, 1)[:, None]  # a part without columns counts nothing
+    mean = mean / tl.where(total > 0, total, 1)[:, None]  # a split without columns has weight 0
     written = out + split * out_split + row * out_row + heads[:, None] * out_head + at[None, :]
     tl.store(written, mean.to(out.dtype.element_ty), mask=is_head[:, None] & is_dim[None, :])
     if SPLITS > 1:
@@ -97,7 +97,7 @@ def write_columns(
     new_values: Float[Tensor, "row head 1 dim"],
     column: Int[Tensor, "row"],
 ) -> None:
-    """Put one token of each row at its column, in place."""
+    """Write one token of each row at its column, in place."""
     rows, heads, _, dim = new_keys.shape
     if new_values.stride() != new_keys.stride():
         new_values = new_values.contiguous()
@@ -111,14 +111,14 @@ def write_columns(
 
 
 def _shared_memory(device: torch.device) -> int:
-    """What a program may take for its tiles, with some left for the rest; 227 KiB on a Hopper, 99 on a desktop's GPU."""
+    """Bytes of shared memory that a program may use for tiles: 80 % of 227 KiB on Hopper, of 99 KiB on a desktop GPU."""
     if device.type != "cuda":
         return 0
     properties = torch.cuda.get_device_properties(device)
     return int(0.8 * getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
-def prefix_attention(
+def ragged_attention(
     query: Float[Tensor, "row head 1 dim"],
     keys: Float[Tensor, "row key_head column dim"],
     values: Float[Tensor, "row key_head column dim"],
@@ -130,7 +130,7 @@ def prefix_attention(
     rows, heads, _, dim = query.shape
     key_heads = keys.shape[1]
     group = heads // key_heads
-    splits = min(16, triton.next_power_of_2(triton.cdiv(PROGRAMS, rows * key_heads)))
+    splits = min(16, triton.next_power_of_2(triton.cdiv(MIN_PROGRAMS, rows * key_heads)))
     uses_dot = query.dtype in (torch.bfloat16, torch.float16)
     precise = torch.promote_types(query.dtype, torch.float32)
     out = torch.empty(splits, rows, heads, dim, dtype=query.dtype if splits == 1 else precise, device=query.device)
@@ -140,7 +140,7 @@ def prefix_attention(
     tile = 2 * columns * width * query.element_size()  # of keys and values
     assert keys.stride() == values.stride()
     assert keys.stride(3) == query.stride(3) == 1
-    _prefix_kernel[(rows, key_heads, splits)](
+    _ragged_kernel[(rows, key_heads, splits)](
         query, keys, values, out, log_sum, column, scale, keys.shape[2] if window is None else window,
         query.stride(0), query.stride(1), *keys.stride()[:3], *out.stride()[:3], *log_sum.stride()[:2],
         GROUP=group, HEADS=max(16 if uses_dot else 1, triton.next_power_of_2(group)), DIM=dim,

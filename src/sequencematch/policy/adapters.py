@@ -1,4 +1,4 @@
-"""LoRA adapters added to the weights they adapt, for as long as nothing is trained."""
+"""LoRA adapters: which ones are plain, merged into their weights for decoding, and without PEFT's input casts for training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,15 @@ from typing import Any
 
 from torch.nn import Module
 
+from sequencematch.policy.changes import Change
+
 
 @contextmanager
 def merged(model: Module) -> Iterator[None]:
-    """One matrix product per layer instead of three. Afterwards the weights are put back, not subtracted from: bit by bit.
+    """Plain LoRA layers as W + s·BA: one matrix product per layer instead of three.
 
-    Takes a copy of the adapted weights meanwhile. Layers that are quantised or adapted otherwise stay as they are.
+    Afterwards the weights are copied back, bit by bit; subtracting s·BA would round. The copy of the adapted weights takes
+    memory meanwhile. Quantised layers and other kinds of adapters stay as they are.
     """
     layers: list[Any] = [layer for layer in model.modules() if is_plain_lora(layer)]
     saved = [layer.get_base_layer().weight.detach().clone() for layer in layers]
@@ -25,21 +28,14 @@ def merged(model: Module) -> Iterator[None]:
             layer.merged_adapters.clear()
 
 
-@contextmanager
-def without_input_casts(model: Module) -> Iterator[None]:
-    """Under autocast, keep PEFT from casting what goes into an adapter to the adapter's float32: autocast would cast it back."""
-    layers: list[Any] = [layer for layer in model.modules() if getattr(layer, "cast_input_dtype_enabled", False)]
-    for layer in layers:
-        layer.cast_input_dtype_enabled = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.cast_input_dtype_enabled = True
+def without_input_casts(model: Module) -> list[Change]:
+    """For autocast: PEFT casts an adapter's input to the adapter's float32, and autocast casts it back."""
+    layers = [layer for layer in model.modules() if getattr(layer, "cast_input_dtype_enabled", False)]
+    return [Change(layer, "cast_input_dtype_enabled", False) for layer in layers]
 
 
 def is_plain_lora(layer: Any) -> bool:
-    """Whether a layer is W + s·BA and nothing else, apart from its weight and not quantised."""
+    """Whether a layer is W + s·BA and nothing else, unmerged and not quantised."""
     if not hasattr(layer, "lora_A"):
         return False
     from peft.tuners.lora import Linear

@@ -1,6 +1,7 @@
-"""Compiled layers score. Decoding, whose shapes change, calls them as they were."""
+"""Modes are left as they were entered. Compiled layers score; decoding, whose shapes change, calls them uncompiled."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import sequencematch
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.policy.compiling import compile_layers
+from sequencematch.policy.changes import Change, changed
+from sequencematch.policy.modes import compile_layers
 from tests.policy.test_generation import MODELS, with_row
+from tests.policy.test_threads import is_free
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "seed": 1}
 
@@ -89,3 +92,37 @@ def test_a_pass_that_fails_leaves_layers_compiled(policy: Policy, monkeypatch: p
     monkeypatch.setattr(layers(policy)[0].mlp, "forward", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         policy.generate([5, 6], **OPTIONS)
+
+
+def test_modes_nest_and_each_is_left_as_it_was_entered(policy: Policy) -> None:
+    compiled_calls(policy)
+    policy.train()
+    frozen = layers(policy)[0].mlp
+    frozen.eval()  # a part that its owner keeps in evaluation mode
+    with policy.for_rollouts():
+        assert not policy.training
+        with policy.for_training(), policy.for_scoring():
+            assert not any(module.training for module in policy.modules())
+            assert all(layer._compiled_call_impl is None for layer in layers(policy))
+        assert not policy.training
+    assert policy.training
+    assert not frozen.training
+
+
+def test_an_error_leaves_no_mode_behind(policy: Policy) -> None:
+    before = [module.training for module in policy.modules()]
+    for mode in (policy.for_training, policy.for_scoring, policy.for_rollouts):
+        with pytest.raises(KeyboardInterrupt), mode():
+            raise KeyboardInterrupt
+        assert [module.training for module in policy.modules()] == before
+        assert is_free(policy)
+
+
+def test_attributes_are_put_back_in_reverse_and_absent_ones_removed() -> None:
+    thing = SimpleNamespace(held=1)
+    with changed([Change(thing, "held", 2), Change(thing, "held", 3), Change(thing, "new", 4)]):
+        assert vars(thing) == {"held": 3, "new": 4}
+    assert vars(thing) == {"held": 1}
+    with pytest.raises(AttributeError), changed([Change(thing, "held", 2), Change(object(), "new", 4)]):
+        pass
+    assert vars(thing) == {"held": 1}

@@ -11,7 +11,8 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.policy.merging import merged, without_input_casts
+from sequencematch.policy.adapters import merged, without_input_casts
+from sequencematch.policy.changes import changed
 from tests.policy.tiny_models import exact_llama, llama
 
 
@@ -77,7 +78,7 @@ def test_without_casts_autocast_gives_the_same_loss_and_gradients_bit_by_bit() -
         return [value, *torch.autograd.grad(value, trained, allow_unused=True)]
 
     cast = gradients()
-    with without_input_casts(policy):
+    with changed(without_input_casts(policy)):
         uncast = gradients()
         with pytest.raises(RuntimeError, match="same dtype"):
             policy(encoding)  # control: the casts are off

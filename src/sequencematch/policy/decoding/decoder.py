@@ -1,0 +1,269 @@
+"""Rows of text that grow and shrink: every forward pass pushes one token in every running row (§4.1).
+
+A row that chooses `<bkspc>` needs no forward pass: its top moves back to the hidden vector of one token earlier, and the row
+chooses again. Needs torch and transformers alone: `Policy.export` writes this file beside a checkpoint.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sequencematch.policy.attention import cache_mask, windows
+from sequencematch.policy.changes import decoding, lock_of
+from sequencematch.policy.decoding.cache import StackCache
+from sequencematch.policy.decoding.choice import Choice, check, choose
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a row ends, and whether it may delete its prompt."""
+
+    eos: int
+    bkspc: int | None
+    max_new_tokens: int
+    max_actions: int
+    protect_prompt: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class ActionEvent:
+    """One action of one row: the chosen and the executed action, and the state's tokens after it."""
+
+    row: int
+    chosen: int
+    executed: int
+    log_prob: float
+    value: float
+    tokens: tuple[int, ...]
+
+
+class Decoder:
+    """Rows in slots; a slot is filled again when its row has ended.
+
+    A step reads and writes tensors of fixed shape only, so that a CUDA graph can replay it. Idle and ended rows still compute;
+    nothing reads their writes.
+    """
+
+    cache_type: type[StackCache] = StackCache
+
+    def __init__(
+        self,
+        model: Any,
+        head: Callable[[Tensor], Tensor],
+        limits: Limits,
+        choice: Choice,
+        *,
+        slots: int,
+        longest_prompt: int,
+    ) -> None:
+        """`model` is a Hugging Face causal LM; `head` maps its last hidden vectors to the logits of all actions."""
+        self.model, self.config, self.head = model, model.config, head
+        self.compiled: list[Any] = []
+        self.limits, self.choice, self.forwards = limits, choice, 0
+        self.device = model.get_input_embeddings().weight.device
+        #: Scratch column of each row's tokens, and scratch entry of its actions: writes to be ignored go there.
+        self.depth, self.actions = longest_prompt + limits.max_new_tokens, limits.max_actions
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.numbers: list[int | None] = [None] * slots
+        self.slot = torch.arange(slots, device=self.device)
+        self.tokens = torch.full((slots, self.depth + 1), limits.eos, device=self.device)
+        self.size, self.prompt, self.floor, self.taken = zeros(slots), zeros(slots), zeros(slots), zeros(slots)
+        self.is_running, self.has_pushed = zeros(slots, dtype=torch.bool), zeros(slots, dtype=torch.bool)
+        self.uniform = zeros(slots, self.actions + 1, dtype=torch.float64)
+        self.chosen = zeros(slots, self.actions + 1)
+        self.log_probs = zeros(slots, self.actions + 1, dtype=torch.float64)
+        self.values = zeros(slots, self.actions + 1, dtype=torch.float64)
+        self.stops = torch.tensor(sorted(limits.stop_tokens), dtype=torch.long, device=self.device)
+        self.cache = self.cache_type(slots, self.depth + 1)
+        self.hidden = torch.empty(0)
+        self.deleted: list[dict[int, set[int]]] = [{} for _ in range(slots)]
+
+    @torch.no_grad()
+    def fill(
+        self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
+    ) -> None:
+        """Start rows, numbered by the caller, in free slots: one pass over their prompts. `uniform` has a number per action."""
+        with lock_of(self.model):  # another thread's pass may have uncompiled them
+            self.compiled = [layer for layer in self.model.modules() if layer._compiled_call_impl is not None]
+        longest = max(map(len, prompts))
+        tokens = torch.full((len(prompts), longest), self.limits.eos)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        tokens, slot = tokens.to(self.device), torch.tensor(slots, device=self.device)
+        ordinal = torch.arange(longest, device=self.device).expand(len(prompts), -1)
+        self.cache.point(slot, ordinal, longest)
+        # Causal attention: padding behind a shorter prompt is not attended to.
+        hidden = self._forward(tokens, ordinal[:, None, :] <= ordinal[:, :, None], ordinal)
+        if not len(self.hidden):
+            self.hidden = hidden.new_zeros(len(self.slot), self.depth + 1, hidden.shape[-1])
+        self.hidden[slot, :longest] = hidden
+        self.tokens[slot, :longest] = tokens
+        length = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        self.size[slot] = self.prompt[slot] = length
+        self.floor[slot] = length if self.limits.protect_prompt else torch.ones_like(length)
+        self.taken[slot] = 0
+        self.is_running[slot] = True
+        if not self.choice.greedy:
+            self.uniform[slot, : self.actions] = torch.stack(list(uniform)).to(self.device)
+        for place, row in zip(slots, rows, strict=True):
+            self.numbers[place], self.deleted[place] = row, {}
+
+    def free(self) -> list[int]:
+        """Slots without a row."""
+        return [slot for slot, number in enumerate(self.numbers) if number is None]
+
+    def ended(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
+        """Rows that ended since the last call, whose slots become free: number, actions, log-probabilities, values."""
+        running = self.is_running.tolist()
+        slots = [slot for slot, number in enumerate(self.numbers) if number is not None and not running[slot]]
+        if not slots:
+            return
+        taken = self.taken[slots].tolist()
+        records = [part[slots, : max(taken)].cpu() for part in (self.chosen, self.log_probs, self.values)]
+        for slot, count, chosen, log_probs, values in zip(slots, taken, *records, strict=True):
+            number, self.numbers[slot] = self.numbers[slot], None
+            check(log_probs[:count], values[:count])
+            yield cast(int, number), chosen[:count].tolist(), log_probs[:count].float(), values[:count].float()
+
+    def advance(self) -> None:
+        """Push the tokens that were chosen, then let rows choose again."""
+        if bool(self.has_pushed.any()):
+            self.push()
+        for _ in self.decide():
+            pass
+
+    @torch.no_grad()
+    def decide(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Let every running row choose until it pushes or ends; yields (slots, chosen, executed) after each round."""
+        choosing = (self.is_running & ~self.has_pushed).nonzero()[:, 0]
+        while len(choosing):
+            yield choosing, *self.act(choosing)
+            choosing = choosing[self.is_running[choosing] & ~self.has_pushed[choosing]]
+
+    @torch.no_grad()
+    def act(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose and execute an action in each of `slot` that runs and has not pushed; returns both actions."""
+        limits, choice = self.limits, self.choice
+        these = slice(None) if slot is self.slot else slot  # of all rows, a view
+        size, taken = self.size[these], self.taken[these]
+        logits = self.head(self.hidden[slot, size - 1])
+        value = logits.logsumexp(-1) if choice.changes_logits else None
+        if choice.backspace_bias and limits.bkspc is not None:
+            logits[:, limits.bkspc] += choice.backspace_bias
+        if choice.ban_deleted:
+            for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
+                if depth in self.deleted[place]:
+                    row[list(self.deleted[place][depth])] = -torch.inf
+        if choice.process is not None:
+            logits = choice.process(self._states(slot), logits)
+        if choice.warp is not None:
+            logits = choice.warp(logits)
+        action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
+        log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
+
+        acts = self.is_running[these] & ~self.has_pushed[these]
+        at = torch.where(acts, taken, self.actions)
+        self.chosen[slot, at] = action
+        self.log_probs[slot, at] = log_prob.double()
+        self.values[slot, at] = (normaliser if value is None else value).double()
+        is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
+        is_token = ~is_bkspc & (action != limits.eos)
+        is_cut = (is_token & (size - self.prompt[these] >= limits.max_new_tokens)) | (taken + 1 == limits.max_actions)
+        if len(self.stops):
+            is_cut |= (action[:, None] == self.stops).any(1)
+        executed = torch.where(is_cut, limits.eos, action)
+        pops = acts & is_bkspc & ~is_cut & (size > self.floor[these])
+        pushes = acts & is_token & ~is_cut
+        if choice.ban_deleted:
+            self._remember(slot, size, pops)
+        self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
+        self.taken[these] = taken + acts
+        self.size[these] = size + pushes.long() - pops.long()
+        self.is_running[these] &= ~(acts & (executed == limits.eos))
+        self.has_pushed[these] |= pushes
+        return action, executed
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """One forward pass over the new token of every row that has one."""
+        # A running row that pushed nothing computes above its top, an ended row at column 0.
+        column = torch.where(self.has_pushed, self.size - 1, torch.where(self.is_running, self.size, 0))
+        token = self.tokens[self.slot, column]
+        hidden = self._attend(token[:, None], column)
+        self.hidden[self.slot, column] = hidden[:, 0]
+        self.has_pushed.fill_(False)
+
+    def _attend(self, tokens: Tensor, column: Tensor) -> Tensor:
+        """The hidden vectors of one new token in each row, at `column`, attending to the columns up to it."""
+        width = int(column.max()) + 1
+        self.cache.point(self.slot, column, width)
+        keep = torch.arange(width, device=self.device) <= column[:, None]
+        return self._forward(tokens, keep[:, None, :], column[:, None])
+
+    def _forward(self, tokens: Tensor, keep: Tensor, positions: Tensor) -> Tensor:
+        self.forwards += 1
+        with decoding(self.model, compiled=self.compiled):
+            mask = None
+            # A new column that attends to all others needs no mask, and attention is faster without one.
+            if tokens.shape[1] > 1 or any(windows(self.config).values()) or not bool(keep.all()):
+                slots = torch.arange(keep.shape[-1], device=self.device).expand(len(tokens), -1)
+                mask = cache_mask(self.config, keep, slots, positions, self.model.dtype)
+            return self.backbone(tokens, mask, positions)
+
+    def backbone(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
+        """The model's last hidden vectors."""
+        return self.model.base_model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+        ).last_hidden_state
+
+    def drop_ended(self) -> None:
+        """Remove ended rows once they are a quarter of the slots."""
+        kept = self.is_running.nonzero()[:, 0]
+        if not 0 < len(kept) <= 0.75 * len(self.slot):
+            return
+        self.cache.select(kept)
+        for name in ("tokens", "size", "prompt", "floor", "taken", "is_running", "has_pushed", "uniform", "hidden"):
+            setattr(self, name, getattr(self, name)[kept])
+        self.chosen, self.log_probs, self.values = self.chosen[kept], self.log_probs[kept], self.values[kept]
+        self.slot = self.slot[: len(kept)]
+        self.numbers = [self.numbers[slot] for slot in kept.tolist()]
+        self.deleted = [self.deleted[slot] for slot in kept.tolist()]
+
+    def _states(self, slot: Tensor) -> list[list[int]]:
+        return [row[:size] for row, size in zip(self.tokens[slot].tolist(), self.size[slot].tolist(), strict=True)]
+
+    def _remember(self, slot: Tensor, size: Tensor, pops: Tensor) -> None:
+        """Note the tokens deleted in each state on the stack, for `ban_deleted`."""
+        tops = self.tokens[slot, size - 1]
+        for place, depth, token in torch.stack([slot, size, tops], 1)[pops].tolist():
+            deleted = self.deleted[place]
+            deleted.pop(depth, None)  # the state that the token led to is gone
+            deleted.setdefault(depth - 1, set()).add(token)
+
+    def run(self) -> Iterator[ActionEvent]:
+        """Run until every row has ended, yielding each action as it happens."""
+        while bool(self.is_running.any()):
+            for slot, chosen, executed in self.decide():
+                at = self.taken[slot] - 1
+                log_prob, value = self.log_probs[slot, at], self.values[slot, at]
+                check(log_prob, value)
+                states, scores = self._states(slot), zip(log_prob.tolist(), value.tolist(), strict=True)
+                actions = zip(slot.tolist(), chosen.tolist(), executed.tolist(), strict=True)
+                for state, (place, action, done), score in zip(states, actions, scores, strict=True):
+                    end = (self.limits.eos,) if done == self.limits.eos else ()
+                    yield ActionEvent(cast(int, self.numbers[place]), action, done, *score, (*state, *end))
+            self.drop_ended()
+            if bool(self.has_pushed.any()):
+                self.push()
