@@ -17,7 +17,7 @@ from tests.policy.test_fusing import strict
 from tests.policy.tiny_models import llama
 from tests.training.tiny_run import config, policy, rows, trainer
 
-METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+LOGGING = (Path(__file__).parents[2] / "docs" / "logging.md").read_text()
 TIMES = {"step_seconds", "rollouts/seconds"}
 
 
@@ -32,7 +32,7 @@ def test_everything_logged_is_in_the_document_and_the_other_way_round(tmp_path: 
         run.train()
         logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
     documented = {
-        name for row in re.findall(r"^\| (`.*?) \|", METRICS, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
+        name for row in re.findall(r"^\| (`.*?) \|", LOGGING, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
     }
     assert logged == documented
 
