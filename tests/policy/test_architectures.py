@@ -19,10 +19,11 @@ REFUSED = {"Falcon (ALiBi)", "BLOOM", "MPT", "GPT-Neo (local attention)", "Mamba
 ROUNDING = 2e-5
 HEADER = """# Which models can delete
 
-Every visit's logits from one pass over encoded rows (with deletions into the prompt, packed, and sharing prompts) against a
-fresh forward on that state alone, for tiny random models in float32. Loading runs a smaller probe of the same kind on *your*
-model and refuses one that would be wrong, listed here or not. Sliding windows are counted in positions: a deleted token takes up
-no room in them. FlashAttention takes no mask and is refused; `sdpa`, `eager` and, on a GPU, `flex_attention` work.
+For each model, logits of every visit from one pass over encoded rows (with deletions into the prompt, packed, and with shared
+prompts) are compared with a fresh forward pass on that state alone. Models are tiny, random and float32. Loading runs a smaller
+probe of the same kind on *your* model and refuses it if it would be wrong, listed here or not. Sliding windows count positions: a
+deleted token takes no room in them. FlashAttention takes no mask and is refused; `sdpa`, `eager` and, on a GPU, `flex_attention`
+work.
 
 `tests/policy/test_architectures.py` writes this table (with `SEQUENCEMATCH_WRITE_DOCS=1`) and fails when it is out of date.
 

@@ -294,7 +294,7 @@ class SequenceMatchTrainer(Trainer):
         super()._run_epoch(*arguments, epoch=epoch, **options)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the signals of the steps since the last time; docs/metrics.md explains each."""
+        """Log with the signals of the steps since the last time; docs/logging.md explains each."""
         if "loss" in logs:
             steps, now = self.signals.steps, time.perf_counter()
             logs |= self.signals.flush(self._summed)
