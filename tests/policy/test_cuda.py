@@ -428,7 +428,7 @@ def test_a_step_that_cannot_be_captured_is_run_as_it_is() -> None:
         return forward(hidden)
 
     layer.forward = asks_the_host
-    with pytest.warns(UserWarning, match="can't be captured and is run as it is"):
+    with pytest.warns(UserWarning, match="can't be captured as a CUDA graph"):
         ours = policy.generate([[5, 6]] * 4, **options)  # type: ignore[arg-type]
     assert [t.chosen for t in ours.trajectories] == [
         t.chosen

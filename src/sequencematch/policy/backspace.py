@@ -1,4 +1,4 @@
-"""What is added to a language model so that it can delete: one output row for `<bkspc>`, and the offset head (§6, App. E)."""
+"""The parameters that let a language model delete: one output row for `<bkspc>`, and the offset head (§6, App. E)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -11,12 +11,12 @@ OFFSET_HIDDEN = 8
 class Backspace(nn.Module):
     """The `<bkspc>` row of the unembedding, and a scalar offset of all logits of a state   (§6, App. E).
 
-    `<bkspc>` is never an input, so one output row is all it needs: the vocabulary stays as it is, and adapters, tied and
-    quantised weights with it. The row starts as the mean of the unembedding's rows. By Jensen's inequality exp(h·w̄) is at
-    most the mean of exp(h·w_x), so an untrained policy deletes with probability below 1/|X| in every state.
+    `<bkspc>` is never an input, so it needs one output row and no change of the vocabulary: adapters, tied and quantised
+    weights stay as they are. The row starts as the mean of the unembedding's rows. By Jensen's inequality exp(h·w̄) is at most
+    the mean of exp(h·w_x), so an untrained policy deletes with probability below 1/|X| in every state.
 
-    The offset head is a two-layer GELU MLP on the hidden vector and the position. It moves V and not the policy, so it
-    takes no part in sampling. Its last layer starts at zero.
+    The offset head is a two-layer GELU MLP on the hidden vector and the position. It shifts V and no probability, so sampling
+    leaves it out. Its last layer starts at zero.
     """
 
     def __init__(self, hidden_size: int, max_positions: int) -> None:
@@ -30,7 +30,7 @@ class Backspace(nn.Module):
         nn.init.zeros_(self.offset_out.bias)
 
     def reset_row(self, rows: Float[Tensor, "vocab hidden"]) -> None:
-        """Start the row as the mean of others."""
+        """Start the row as the mean of `rows`."""
         with torch.no_grad():
             self.row.copy_(rows.float().mean(0))
 
@@ -46,5 +46,5 @@ class Backspace(nn.Module):
         dtype = self.offset_in.weight.dtype
         position = position_ids.to(dtype) / self.max_positions
         features = torch.cat([hidden.to(dtype), position[..., None]], dim=-1)
-        with torch.autocast(hidden.device.type, enabled=False):  # V is in float32, whatever the model computes in
+        with torch.autocast(hidden.device.type, enabled=False):  # V is float32 whatever the model's dtype
             return self.offset_out(nn.functional.gelu(self.offset_in(features))).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Contrastive search (Su et al. 2022), a baseline of the paper (§6.2): decoding without deletion that avoids repeating itself."""
+"""Contrastive search (Su et al. 2022), a baseline of the paper that penalises repetition and never deletes (§6.2)."""
 
 import torch
 from transformers import DynamicCache
@@ -15,7 +15,7 @@ def contrastive_search(
 ) -> Trajectory:
     """argmax over the k likeliest x of (1 − α) p(x|s) − α max_j cos(h_x, h_j), with h_j the hidden vectors of the context.
 
-    `<bkspc>` takes no part. One forward pass over k candidates per token.
+    `<bkspc>` is left out. Each token takes one forward pass over k candidates.
     """
     if not 1 <= top_k <= policy.space.vocab_size:
         raise ValueError(
@@ -28,7 +28,7 @@ def contrastive_search(
     Sampling(max_new_tokens=max_new_tokens)  # checks it
     prompt = prompt_tokens(
         policy, prompt, Sampling(max_new_tokens=max_new_tokens + 1)
-    )  # the one that is cut is computed too
+    )  # the token that is cut is computed too
     config, device, cache = policy.base.config, policy.device, DynamicCache()
     unembedding = policy.unembedding()
 

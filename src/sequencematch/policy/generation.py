@@ -105,20 +105,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One row that has ended: its number among the prompts, its trajectory, and one number per action of each kind."""
+    """A row that has ended: its number, its trajectory, and a log-probability and a value per action."""
 
     row: int
     trajectory: Trajectory
     log_probs: Float[Tensor, "step"]
     values: Float[Tensor, "step"]
-    forward_passes: int  # by all rows up to now
+    forward_passes: int  # of all rows so far
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What came out, row by row: the text that was kept, the trajectory that led there, and what it cost.
+    """Results row by row: final text, trajectory, scores; and the cost of all rows.
 
-    `texts` is what stands behind as much of the prompt as survived. `log_probs` and `values` have one entry per action.
+    `texts` holds the text behind the part of the prompt that survived. `log_probs` and `values` have one entry per action.
     """
 
     texts: list[str]
@@ -180,7 +180,7 @@ def _rollouts(
     policy: Scorer, tokens: list[list[int]], numbers: Sequence[int], sampling: Sampling, batch_size: int
 ) -> Iterator[Rollout]:
     seed = int(torch.randint(2**31, ())) if sampling.seed is None else sampling.seed
-    waiting = sorted(range(len(tokens)), key=lambda row: (len(tokens[row]), row), reverse=True)  # the last goes first
+    waiting = sorted(range(len(tokens)), key=lambda row: (len(tokens[row]), row), reverse=True)  # popped from the end
     slots = min(batch_size, len(tokens))
     with _decoder(policy, sampling, slots, max(map(len, tokens))) as decoder:
         while waiting or any(number is not None for number in decoder.numbers):

@@ -1,4 +1,4 @@
-"""Hidden states → action logits and values, without ever holding [position, vocabulary] (Eq. 4 needs ℓ(a|s) and V(s) alone)."""
+"""Hidden states → ℓ(a|s) and V(s), all that Eq. 4 needs; logits [position, vocabulary] are never held at once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-#: How many logits are in memory at a time: 128 MiB in float32.
+#: Logits in memory at a time: 128 MiB in float32.
 SLAB_ELEMENTS = 2**25
-#: Up to how many a trained unembedding's are kept for the backward pass: 1 GiB in float32, a third of what dense logits take.
+#: Up to this many exponentials are kept for the backward pass of a trained unembedding: 1 GiB in float32, a third of dense logits.
 KEPT_ELEMENTS = 2**28
 
 
 @dataclass(frozen=True)
 class Unembedding:
-    """A model's output layer: ℓ(x|s) = cap · tanh(scale · (h·w_x + b_x) / cap), the cap and the bias being rare.
+    """A model's output layer: ℓ(x|s) = cap · tanh(scale · (h·w_x + b_x) / cap).
 
-    `scale` is Cohere's and Granite's, `softcap` Gemma 2's.
+    Few models have a bias, a scale (Cohere, Granite) or a cap (Gemma 2).
     """
 
     weight: Float[Tensor, "vocab hidden"]
@@ -48,16 +48,16 @@ def action_logits_and_values(
 ) -> tuple[Float[Tensor, "visit"], Float[Tensor, "node"]]:
     """ℓ(a|s) of each visit, at the node `visit` with token `action`, and V(s) = log Σ_x exp ℓ(x|s) of each node   (Eq. 4).
 
-    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are made in slabs of the vocabulary.
-    Where the unembedding is frozen, ∂V/∂h = softmax · W is kept, one vector per node, and the logits are dropped. Where it is
-    trained, the exponentials of few enough are kept; those of more are made again in the backward pass.
+    For upstream gradients g_ℓ and g_V, ∂/∂logits = g_V · softmax + g_ℓ · onehot. Logits are computed in slabs of the vocabulary.
+    A frozen unembedding keeps ∂V/∂h = softmax · W, one vector per node, and no logits. A trained one keeps exponentials, up to
+    `KEPT_ELEMENTS`; beyond that the backward pass computes them again.
     """
     weight, bias = unembedding.weight, unembedding.bias
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        has_backward = torch.is_grad_enabled()  # inside it never is
+        has_backward = torch.is_grad_enabled()  # always off inside `forward`
         return _SlabHead.apply(hidden, weight.to(hidden.dtype), bias, visit, action, unembedding, has_backward)
 
 
@@ -86,7 +86,7 @@ class _SlabHead(torch.autograd.Function):
         for tokens in _slabs(hidden, weight):
             logits = _logits(hidden, weight, bias, tokens, unembedding)
             slope = unembedding.slope(logits) if keeps_slope else 1.0
-            # log Σ exp with a running maximum: what was summed before shrinks when a larger logit comes.
+            # log Σ exp with a running maximum: a larger logit rescales the sum so far.
             larger = torch.maximum(largest, logits.amax(1, keepdim=True))
             shrink = (largest - larger).exp()
             weights = logits.sub_(larger).exp_()
@@ -117,7 +117,7 @@ class _SlabHead(torch.autograd.Function):
         hidden_grad = torch.zeros_like(hidden, dtype=precise) if needs_hidden else None
         weight_grad = torch.empty_like(weight) if needs_weight else None
         bias_grad = torch.empty_like(bias) if needs_bias else None
-        kept, ctx.kept = ctx.kept, []  # written over below, so a second backward pass computes them again
+        kept, ctx.kept = ctx.kept, []  # overwritten below; a second backward pass recomputes them
         for number, tokens in enumerate(_slabs(hidden, weight)):
             if kept:
                 weights, largest = kept[number]
@@ -143,9 +143,9 @@ class _SlabHead(torch.autograd.Function):
 
 
 def _slabs(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Slices of the vocabulary, each of as many tokens as may be in memory at a time for all nodes.
+    """Slices of the vocabulary, of `SLAB_ELEMENTS` logits each over all nodes.
 
-    Multiples of eight: matrix products of unaligned size run several times slower on a GPU.
+    Sizes are multiples of eight: unaligned matrix products run several times slower on a GPU.
     """
     size = max(1, SLAB_ELEMENTS // len(hidden) // 8) * 8
     return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
@@ -154,7 +154,7 @@ def _slabs(hidden: Tensor, weight: Tensor) -> list[slice]:
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: slice, unembedding: Unembedding
 ) -> Float[Tensor, "node token"]:
-    """The logits of a slab in float32 or better, which a GPU's matrix product can write directly."""
+    """The logits of a slab in float32 or better; a GPU's matrix product writes float32 directly."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     if hidden.is_cuda and hidden.dtype != dtype:
         raw = torch.mm(hidden, weight[tokens].T, out_dtype=dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings as one Triton kernel instead of five of torch's, and one backwards."""
+"""Rotary position embeddings as one Triton kernel forward and one backward, instead of five torch kernels each."""
 
 from typing import Any, no_type_check
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Heads that a program turns: they share their angles.
+#: Heads per program: they share their angles.
 HEADS = 4
 
 
@@ -19,7 +19,7 @@ def _rotate_kernel(
     x, cos, sin, out, x_row, x_head, x_time, out_row, out_head, out_time, angle_row, angle_time, heads, times,
     HALF: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token: the first halves and the second, turned against each other, or `BACK`."""
+    """Some heads of one token: rotate the first half of the dimensions against the second, or back if `BACK`."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
     row, time, at = token // times, token % times, tl.arange(0, WIDTH)[None, :]
     angle, is_angle = row * angle_row + time * angle_time + at, at < HALF
@@ -38,7 +38,7 @@ def _rotate_kernel(
     tl.store(written + HALF, (second * cos_second + first * sin_second).to(out.dtype.element_ty), mask=is_there)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
     x, cos, sin = x if x.stride(3) == 1 else x.contiguous(), cos.contiguous(), sin.contiguous()
     rows, heads, times, dim = x.shape
     out = torch.empty_like(x)
@@ -55,16 +55,16 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin, back=False)
+        return _rotated(x, cos, sin, back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(gradients[0], *ctx.saved_tensors, back=True), None, None
+        return _rotated(gradients[0], *ctx.saved_tensors, back=True), None, None
 
 
 def can_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether these are tokens of rows and heads on a GPU, and an angle for each, or for each of one row."""
+    """Whether the kernel fits: [row, head, time, dim] on a GPU, angles of shape [row or 1, time, dim] that are not learnt."""
     rows, _, times, dim = x.shape if x.dim() == 4 else (0, 0, 0, 0)
     is_angle = cos.shape == sin.shape and tuple(cos.shape) in ((rows, times, dim), (1, times, dim))
     return x.is_cuda and x.numel() > 0 and is_angle and not cos.requires_grad
@@ -73,6 +73,6 @@ def can_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
 def rotate(
     x: Float[Tensor, "row head time dim"], cos: Float[Tensor, "#row time dim"], sin: Float[Tensor, "#row time dim"]
 ) -> Float[Tensor, "row head time dim"]:
-    """x · cos + (−x₂, x₁) · sin, with x₁ and x₂ the halves of x. Angles are not learnt."""
-    turned: Tensor = _Rotation.apply(x, cos, sin)
-    return turned
+    """x · cos + (−x₂, x₁) · sin, where x₁ and x₂ are the halves of x. No gradient for the angles."""
+    rotated: Tensor = _Rotation.apply(x, cos, sin)
+    return rotated

@@ -1,4 +1,4 @@
-"""Policies on disk: the model or adapter as Hugging Face writes it, and beside it the `<bkspc>` row and offset head."""
+"""Policies on disk: model or adapter in Hugging Face's format, with the `<bkspc>` row and offset head beside them."""
 
 import json
 import tempfile
@@ -19,7 +19,7 @@ from sequencematch.policy.backspace import Backspace
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
 FORMAT = 1
 _INSIDE = Path(__file__).parents[1] / "models"
-#: Models that come with the package: name → folder. They add and subtract; the second deletes wrong digits.
+#: Models that come with the package, name → folder: a base model that adds and subtracts, and one that deletes wrong digits.
 BUNDLED: Mapping[str, Path] = MappingProxyType(
     {"sequencematch/arithmetic-base": _INSIDE / "arithmetic-base", "sequencematch/arithmetic": _INSIDE / "arithmetic"}
 )
@@ -58,9 +58,9 @@ def save_beside(
     folder: Path,
     gathered: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the same into a folder that may hold other things, which stay; until all is there the manifest is missing.
+    """As `save`, into a folder whose other files stay. The manifest is written last: without it the folder is incomplete.
 
-    `gathered` are a sharded policy's weights, put together, by their names in its `state_dict`.
+    `gathered` holds a sharded policy's whole weights by their names in its `state_dict`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
@@ -71,7 +71,7 @@ def save_beside(
 
 
 def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
-    """The whole weights of a sharded policy, which every process has to ask for; None where they are whole already."""
+    """The whole weights of a sharded policy, or None if it isn't sharded. Every process must call this."""
     weights = policy.state_dict()
     if not any(hasattr(tensor, "full_tensor") for tensor in weights.values()):
         return None
@@ -94,9 +94,9 @@ def _write(
         inner = {name.removeprefix("model."): tensor for name, tensor in gathered.items() if name.startswith("model.")}
         own = {"state_dict": inner}
     if hasattr(model, "peft_config") and model.get_base_model().name_or_path in BUNDLED:
-        own["save_embedding_layers"] = False  # PEFT would ask the hub whether the vocabulary has grown
+        own["save_embedding_layers"] = False  # PEFT would ask the hub for the base model's vocabulary size
     shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # a bar for writing would break into that of a run
+    logging.disable_progress_bar()  # a second bar would break the trainer's
     try:
         model.save_pretrained(folder, **own)
     finally:
@@ -116,13 +116,13 @@ def _write(
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """The size of every file in a folder; but for the model card, which may be written anew."""
+    """The size of every file in a folder, except the model card, which may change later."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
     return {path.name: path.stat().st_size for path in files}
 
 
 def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Refuse a folder in which a file is missing or was cut short."""
+    """Refuse a folder with a missing or truncated file."""
     for file, size in sizes.items():
         path = folder / file
         if not path.is_file() or path.stat().st_size != size:
@@ -133,7 +133,7 @@ def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def restore(model: Any, backspace: Backspace, folder: Path) -> None:
-    """Put the weights that were saved back into a loaded policy of the same shape."""
+    """Load saved weights into a policy of the same shape."""
     loaded = _load_backspace(folder)
     if loaded is None:
         raise ValueError(f"`folder` must hold a saved policy. Got {folder}, which has no {MANIFEST}.")
@@ -142,7 +142,7 @@ def restore(model: Any, backspace: Backspace, folder: Path) -> None:
         from peft import set_peft_model_state_dict
 
         adapter = model.active_adapter
-        inside = folder if adapter == "default" else folder / adapter  # where PEFT puts others
+        inside = folder if adapter == "default" else folder / adapter  # PEFT puts other adapters into subfolders
         set_peft_model_state_dict(model, load_file(inside / "adapter_model.safetensors"), adapter_name=adapter)
     else:
         model.load_state_dict(AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict())
@@ -151,7 +151,7 @@ def restore(model: Any, backspace: Backspace, folder: Path) -> None:
 def load(
     folder: Path, name: str, options: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, gguf_file: str | None
 ) -> tuple[Any, PreTrainedTokenizerBase | None, Backspace | None]:
-    """Model, tokenizer and `<bkspc>` row; the row is None where the folder, or the hub, has a model without one."""
+    """Model, tokenizer, and `<bkspc>` row or None if there is none, from a folder or the hub."""
     if (place := _place(name)) != name:
         model, tokenizer, backspace = load(Path(place), place, options, tokenizer, gguf_file)
         _call(model, name)
@@ -179,7 +179,7 @@ def load(
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder, a GGUF file or a model on the hub; None where a folder has none."""
+    """The tokenizer of a folder, a GGUF file or a model on the hub, or None if the folder has none."""
     name = _place(name)
     folder = Path(name)
     if folder.is_file() and folder.suffix == ".gguf":
@@ -190,20 +190,20 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
 
 
 def _place(name: str) -> str:
-    """Where a model is: a bundled one in the package, but for a folder of that name, which comes first."""
+    """A model's place: its own name, or for a bundled model its folder, unless a folder of that name exists."""
     return str(BUNDLED[name]) if name in BUNDLED and not Path(name).exists() else name
 
 
 def _call(model: Any, name: str) -> None:
-    """Give a model the name that an adapter, and its card, will say they belong to."""
+    """Set the name that adapters and model cards give as their base model."""
     model.name_or_path = model.config.name_or_path = name
 
 
 def _downloaded(name: str, revision: str | None) -> Path | None:
-    """A policy of ours on the hub, fetched whole; None for other models, which transformers fetches itself."""
+    """The local copy of a saved policy on the hub; None for other models, which transformers downloads itself."""
     try:
         found = cached_file(name, MANIFEST, revision=revision, _raise_exceptions_for_missing_entries=False)
-    except OSError:  # no such model, or no network: transformers will say so
+    except OSError:  # no such model, or no network: transformers reports it
         return None
     return Path(snapshot_download(name, revision=revision)) if found is not None else None
 
