@@ -1,5 +1,6 @@
 """An exported folder is a plain Hugging Face checkpoint that deletes by itself, in a process that can't import this library."""
 
+import ast
 import json
 import os
 import subprocess
@@ -496,3 +497,29 @@ def test_an_export_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch:
         deleting(llama(), character_tokenizer(), seed=2).export(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_an_export_carries_every_file_its_decoder_imports_and_none_needs_this_library(tmp_path: Path) -> None:
+    """transformers takes siblings only: a subfolder or a missing file makes it use its own `generate` without a word."""
+    export_module.write_decoder(tmp_path / "custom_generate")
+    files = {path.stem: path.read_text() for path in (tmp_path / "custom_generate").iterdir()}
+    assert set(files) == {"generate", "decoder", "cache", "choice", "attention", "changes"}
+    allowed = {"torch", "transformers", "numpy", *sys.stdlib_module_names}
+    for source in files.values():
+        found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        siblings = {node.module for node in found if isinstance(node, ast.ImportFrom) and node.level == 1}
+        others = {str(node.module) for node in found if isinstance(node, ast.ImportFrom) and node.level == 0}
+        others |= {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
+        assert siblings <= set(files)
+        assert {name.split(".")[0] for name in others} <= allowed
+
+
+def test_an_export_without_one_of_its_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text = Path.write_text
+
+    def loses_the_cache(path: Path, text: str) -> int:
+        return 0 if path.name == "cache.py" else write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", loses_the_cache)
+    with pytest.raises((AssertionError, FileNotFoundError), match=r"cache\.py"):
+        export_module.write_decoder(tmp_path / "custom_generate")

@@ -21,6 +21,8 @@ def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, *
     """The function that transformers calls: its own `generate`, decoding with `backtrack`."""
     return type(model).generate(model, inputs, generation_config, custom_generate=backtrack, **arguments)
 '''
+#: The module that becomes `generate.py`.
+_ENTRY_MODULE = "sequencematch.policy.decoding.custom_generate"
 #: An import of this package in a file that an export carries.
 _OWN_IMPORT = re.compile(r"^from (sequencematch\.policy\.[\w.]+) import", re.MULTILINE)
 CARD = """---
@@ -114,12 +116,17 @@ def write_decoder(folder: Path) -> None:
     would use its own `generate` without a word.
     """
     folder.mkdir()
-    files = {"generate": "sequencematch.policy.decoding.custom_generate"}
-    for name, module in files.items():  # grows meanwhile
+    modules = [_ENTRY_MODULE]
+    for module in modules:  # grows by what each imports
         source = inspect.getsource(importlib.import_module(module))
-        found = _OWN_IMPORT.findall(source)
-        files |= {place.rpartition(".")[2]: place for place in found}
-        text = _OWN_IMPORT.sub(lambda match: f"from .{match[1].rpartition('.')[2]} import", source)
-        (folder / f"{name}.py").write_text(text + (ENTRY_POINT if name == "generate" else ""))
+        modules += [name for name in _OWN_IMPORT.findall(source) if name not in modules]
+        source = _OWN_IMPORT.sub(lambda match: f"from .{_last(match[1])} import", source)
+        is_entry = module == _ENTRY_MODULE
+        path = folder / ("generate.py" if is_entry else f"{_last(module)}.py")
+        path.write_text(source + ENTRY_POINT if is_entry else source)
     missing = [path for path in get_relative_import_files(folder / "generate.py") if not Path(path).is_file()]
     assert not missing, f"the exported decoder lacks {missing}"
+
+
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]
