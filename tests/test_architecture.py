@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sequencematch"
 #: Each layer may import those before it. Layers in one tuple don't import each other.
 LAYERS = [
     ("core", "extras"),
+    ("data",),
     ("policy", "tasks", "metrics"),
     ("training",),
     ("evaluation",),
@@ -22,7 +23,8 @@ LAYERS = [
     ("cli",),
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
-CORE_MAY_IMPORT = {"torch", "jaxtyping", "sequencematch"} | sys.stdlib_module_names
+#: The packages that a layer may import beside the standard library; other layers may import any.
+PACKAGES = {"core": {"torch", "jaxtyping", "sequencematch"}, "data": {"torch", "yaml", "datasets", "sequencematch"}}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -39,7 +41,7 @@ def imported(source: str) -> set[str]:
 
 
 def wrong_imports(layer: str, source: str) -> list[str]:
-    """Imports of a layer that is not above this one, and in core of anything that is not torch."""
+    """Imports of a layer that is not above this one, and of packages that this layer must do without."""
     wrong = []
     for name in sorted(imported(source)):
         root, *rest = name.split(".")
@@ -47,7 +49,7 @@ def wrong_imports(layer: str, source: str) -> list[str]:
         is_version = name == "sequencematch.__version__"
         if root == "sequencematch" and not is_version and target != layer and RANK[target] >= RANK[layer]:
             wrong.append(name)
-        if layer == "core" and root not in CORE_MAY_IMPORT:
+        if layer in PACKAGES and root not in PACKAGES[layer] | sys.stdlib_module_names:
             wrong.append(name)
     return wrong
 
@@ -66,6 +68,9 @@ def test_imports_point_up_the_layers_only(path: Path) -> None:
         ("core", "from sequencematch.policy.head import score"),
         ("core", "import transformers"),
         ("core", "import sequencematch"),
+        ("core", "from sequencematch.data.seeds import hash_seed"),
+        ("data", "from transformers import AutoTokenizer"),
+        ("data", "def f():\n    from sequencematch.policy import Policy"),
         ("policy", "from sequencematch import Policy"),
         ("metrics", "from sequencematch.policy import Policy"),
         ("training", "def f():\n    from sequencematch.cli import main"),
@@ -80,6 +85,7 @@ def test_importing_prints_nothing_seeds_nothing_and_leaves_transformers_alone() 
 import random, sys, torch
 before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.get_num_threads()
 import sequencematch, sequencematch.core
+from sequencematch.data import examples, rows, seeds, settings, spelling
 after = torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.get_num_threads()
 assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 assert not {"transformers", "beartype", "matplotlib", "datasets"} & sys.modules.keys()

@@ -17,7 +17,7 @@ from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
 ROOT = PACKAGE.parents[1]
-REFERENCE = re.compile(r"`((?:core|policy|tasks|metrics|training|evaluation|experiments)/[\w/]+\.py)::(\w+)`")
+REFERENCE = re.compile(r"`((?:core|data|policy|tasks|metrics|training|evaluation|experiments)/[\w/]+\.py)::(\w+)`")
 PAPER_TO_CODE = (ROOT / "docs" / "paper_to_code.md").read_text()
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from sequencematch import metrics as measuring
+from sequencematch.data.seeds import hash_seed
 from sequencematch.evaluation import METRICS, Record, evaluate
 from sequencematch.metrics import Encoder, append_mistake
 from sequencematch.metrics.mauve import MIN_SAMPLES
 from sequencematch.policy import Policy, generation
-from sequencematch.training.examples import hash_seed
 from tests.evaluation.known import SURE, VOCAB, Questions, Texts, known_policy, random_policy, texts, words
 
 #: The first is answered, the second answered wrong, and of the third the question itself is deleted.

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sequencematch.core.mdp import ActionSpace
+from sequencematch.data.examples import Reader
 from sequencematch.tasks import Arithmetic, Question, questions
 from sequencematch.tasks.arithmetic import as_row
-from sequencematch.training.examples import Reader
 from tests.policy.tiny_models import character_tokenizer
 from tests.tasks.answers import ANSWERS
 

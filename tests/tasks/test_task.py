@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import datasets
 import pytest
 
+from sequencematch.data.examples import Reader
 from sequencematch.tasks import TASKS, Arithmetic, Row, Task, write_rows
-from sequencematch.training.examples import Reader
 from tests.policy.tiny_models import character_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "new_task.py"

@@ -12,8 +12,8 @@ from typing import Any
 import datasets
 import pytest
 
+from sequencematch.data.examples import Reader
 from sequencematch.tasks import Text
-from sequencematch.training.examples import Reader
 from tests.policy.tiny_models import character_tokenizer
 
 WIKITEXT = " \n = Ann = \n \n Ann is . \n = = Life = = \n She lived . \n = Bob = \n Bob was . \n"

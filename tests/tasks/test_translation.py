@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sequencematch.data.examples import Reader
 from sequencematch.tasks import Translation
-from sequencematch.training.examples import Reader
 from tests.policy.tiny_models import character_tokenizer
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import Trainer
 
+from sequencematch.data.examples import Examples
 from sequencematch.training import checkpoints
-from sequencematch.training.examples import Examples
 from sequencematch.training.replay import ReplayBuffer
 from sequencematch.training.signals import Signals
 from tests.training import resumable_run

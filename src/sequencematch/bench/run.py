@@ -16,7 +16,7 @@ from sequencematch.bench.session import Session
 from sequencematch.bench.shapes import CPU, H200, QUICK, Scale
 from sequencematch.bench.step import step
 from sequencematch.bench.targets import MIN_ROUNDS
-from sequencematch.training.config import check_choice
+from sequencematch.data.spelling import check_choice
 
 Suite = Callable[[Session], Iterator[Row]]
 

@@ -8,10 +8,11 @@ from typing import Any, cast
 import torch
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.examples import Reader
+from sequencematch.data.seeds import hash_seed
 from sequencematch.metrics import append_mistake
 from sequencematch.policy import Policy
 from sequencematch.tasks import Row, Task
-from sequencematch.training.examples import Reader, hash_seed
 
 #: What can't be too long here: a prompt is measured when it is rolled out, a reference when it is scored.
 _ANY_LENGTH = 2**31

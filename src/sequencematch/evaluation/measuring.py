@@ -11,6 +11,7 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import Scores
+from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation.cases import Case, answer, text_behind, written
 from sequencematch.extras import require
 from sequencematch.metrics import (
@@ -31,7 +32,6 @@ from sequencematch.metrics import (
 from sequencematch.metrics.mauve import MIN_SAMPLES
 from sequencematch.policy import Policy
 from sequencematch.tasks import Task
-from sequencematch.training.config import check_choice
 
 #: MAUVE's encoder unless told otherwise: mauve-text's own, and that of published scores.
 ENCODER = "gpt2-large"

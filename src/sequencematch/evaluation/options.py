@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any
 
+from sequencematch.data.settings import kinds, parse_flags, typed
+from sequencematch.data.spelling import did_you_mean
 from sequencematch.tasks import TASKS, Task
-from sequencematch.training.config import did_you_mean
-from sequencematch.training.settings import kinds, parse_flags, typed
 
 _SEVERAL = (tuple, list, Sequence)
 

@@ -10,7 +10,8 @@ import torch
 from sequencematch.core.encoding import Encoding, encode, fitting_row_length
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import NoiseSource, add_noise, token_noise
-from sequencematch.training.examples import Example, Reader, hash_seed
+from sequencematch.data.examples import Example, Reader
+from sequencematch.data.seeds import hash_seed
 
 #: Below so many nodes a GPU is not faster for having fewer.
 GPU_NODES = 8192

@@ -1,7 +1,6 @@
 """What a run is: `SequenceMatchConfig`, and the paper's two recipes in one word."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ from transformers import TrainingArguments
 
 from sequencematch.core.divergences import DIVERGENCES, Divergence, chi2_mixture
 from sequencematch.core.objectives import check_alpha, check_gamma
+from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
 
 #: Where wrong tokens come from: the vocabulary, a set given with each example, or the model's own mistakes.
@@ -310,17 +310,3 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
     }
 )
-
-
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse a word that is none of the choices, and say which was likely meant."""
-    known = list(choices)
-    if value not in known:
-        near = did_you_mean(str(value), known) or "."
-        raise ValueError(f"`{name}` must be one of {', '.join(known)}. Got {value!r}{near}")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """', did you mean …?' where something known is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""

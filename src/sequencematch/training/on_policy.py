@@ -8,9 +8,10 @@ import torch
 from accelerate import Accelerator
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.examples import Examples, ExampleStream
+from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.examples import Examples, ExampleStream, hash_seed
 from sequencematch.training.replay import Experience, ReplayBuffer
 from sequencematch.training.rollouts import Request, RolloutSource, as_stored, prompt_of
 from sequencematch.training.signals import Signal, describe

@@ -10,12 +10,14 @@ from typing import Any
 
 import yaml
 
+from sequencematch.data import settings
+from sequencematch.data.examples import CHECKED_ROWS, as_examples
+from sequencematch.data.rows import READERS, read_rows
+from sequencematch.data.spelling import check_choice
 from sequencematch.extras import require
 from sequencematch.policy import storage
-from sequencematch.training import checkpoints, settings
-from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig, check_choice
-from sequencematch.training.examples import CHECKED_ROWS, as_examples
-from sequencematch.training.rows import READERS, read_rows
+from sequencematch.training import checkpoints
+from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
 from sequencematch.training.trainer import SequenceMatchTrainer, reader
 
 #: What weights may be kept in; `auto` is what they were saved in.

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.training.examples import hash_seed
+from sequencematch.data.seeds import hash_seed
 
 
 @dataclass(frozen=True)

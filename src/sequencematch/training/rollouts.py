@@ -7,9 +7,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.examples import Example
+from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.generation import rollouts
-from sequencematch.training.examples import Example, hash_seed
 from sequencematch.training.replay import Experience
 
 

@@ -18,6 +18,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
+from sequencematch.data.examples import Example, ExampleStream, Reader, as_examples
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
@@ -28,7 +29,6 @@ from sequencematch.training.callbacks import NonFiniteError, ProgressLines, Stop
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator, encode_batch, encode_parts, parts_wanted, pass_room
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.examples import Example, ExampleStream, Reader, as_examples
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource

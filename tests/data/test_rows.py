@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sequencematch.training.rows import read_rows
+from sequencematch.data.rows import read_rows
 
 
 def read(path: Path) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sequencematch.training.settings import kinds, override, parse_flags, read_yaml, typed
+from sequencematch.data.settings import kinds, override, parse_flags, read_yaml, typed
 
 KNOWN: dict[str, Any] = {
     "rate": float,

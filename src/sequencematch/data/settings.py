@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sequencematch.training.config import did_you_mean
+from sequencematch.data.spelling import did_you_mean
 
 _NAMES = {
     float: "a number",

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from sequencematch.data.seeds import hash_seed
+
 #: How many rows are read before training starts, to find bad ones early; of a stream fewer, since it is read again.
 CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 
@@ -288,14 +290,3 @@ def _numbered(row: Any, read: Reader, index: int, epoch: int) -> Example:
         return replace(read(row), index=index, epoch=epoch)
     except ValueError as error:
         raise ValueError(f"Row {index} of the dataset {error}") from error
-
-
-def hash_seed(purpose: str, *numbers: int) -> int:
-    """One 63-bit seed from what it is for and some numbers: neighbouring ones give unrelated streams."""
-    mixed = int.from_bytes(purpose.encode())
-    for number in numbers:
-        mixed = (mixed ^ (number % 2**64)) * 0x9E3779B97F4A7C15 % 2**64
-        mixed ^= mixed >> 29
-        mixed = mixed * 0xBF58476D1CE4E5B9 % 2**64
-        mixed ^= mixed >> 32
-    return mixed >> 1
