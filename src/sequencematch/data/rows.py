@@ -1,50 +1,122 @@
-"""Rows of a dataset: from a file, or from the hub."""
+"""Rows of a dataset, prompts and plain text, from files or from the hub. Errors name the setting, the file and the line."""
 
 import csv
-import importlib
+import gzip
 import io
 import json
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sequencematch.extras import require
 
-def read_rows(name: str, source: str, config: str | None, split: str) -> Any:
-    """The rows of a file, or of a dataset on the hub; `name` is the setting that says which."""
-    path = Path(source)
-    if path.suffix in READERS or path.is_file():
-        return _read_file(name, path)
-    expected = f"`{name}` must be a {_ENDINGS} file, or a dataset on the hub. Got {source!r}"
+#: How the names of files with rows end; all but Parquet's may have `.gz` behind that.
+ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+_NOT_TEXT = {".arrow", ".csv", ".json", ".parquet", ".tsv"}
+
+
+def read_rows(name: str, source: str, config: str | None = None, split: str = "train") -> Any:
+    """The rows of a file, or of a dataset on the hub; `name` is the setting that holds `source`.
+
+    `datasets` reads Parquet and the hub. Other files are read here, because it would lose the number of a bad line, and
+    because JSON lines, JSON, CSV and text then need no further package.
+    """
+    path, kind = Path(source), ending(source)
+    if kind in _PARSERS:
+        return _parse(name, path, *_PARSERS[kind])
+    expected = (
+        f"`{name}` must be a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file, or a dataset on the hub. Got {source!r}"
+    )
+    if path.is_file() and kind != ".parquet":
+        raise ValueError(f"{expected}, another kind of file.")
+    require("datasets", "datasets", f"`{name}`={source!r}, which is {'Parquet' if kind == '.parquet' else 'no file'},")
+    import datasets
+
     try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ValueError(f"{expected}, which is no file; to look on the hub, pip install datasets.") from error
-    try:
+        if kind == ".parquet":
+            return datasets.load_dataset("parquet", data_files=source, split="train")
         return datasets.load_dataset(source, config, split=split)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(f"{expected}: {next(iter(str(error).splitlines()), '')}") from error
 
 
-def _read_file(name: str, path: Path) -> list[Any]:
-    if path.suffix not in READERS:
-        raise ValueError(f"`{name}` must be a {_ENDINGS} file. Got {path}.")
+def read_prompts(name: str, path: str | Path) -> list[str]:
+    """The prompts of a file: the field `prompt` of JSON lines, or one per line of text. Blank lines are left out."""
+    if ending(path) != ".jsonl":
+        return [row["text"] for row in _parse(name, Path(path), *_PARSERS[".txt"])]
+    rows = read_json_lines(name, path)
+    for number, row in rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str):
+            raise ValueError(
+                f'`{name}` must hold one JSON object per line with a "prompt" that is text, like {{"prompt": "2 + 2 ="}}. '
+                f"{path}, line {number} holds something else."
+            )
+    return [row["prompt"] for _, row in rows]
+
+
+def read_text(name: str, path: str | Path) -> str:
+    """The text of a file that holds nothing else; `name` is the setting that names the file."""
+    if ending(path) in _NOT_TEXT:
+        raise ValueError(f"`{name}` must be text, or JSON lines in a file that ends in .jsonl. Got {path}.")
+    return _content(name, Path(path))
+
+
+def read_lines(name: str, path: str | Path) -> list[str]:
+    """The lines of a text file, empty ones too, without spaces around. Only a newline ends a line."""
+    return [line.strip() for line in read_text(name, path).removesuffix("\n").split("\n")]
+
+
+def read_json_lines(name: str, path: str | Path) -> list[tuple[int, Any]]:
+    """The rows of a file of JSON lines, each with the number of its line; blank lines are left out."""
+    return _parse(name, Path(path), "JSON lines", _numbered)
+
+
+def text_in(row: Any, option: str, field: str, place: str) -> str:
+    """The text in a field of a row; `option` is the setting that names the field, and `place` is where the row is."""
+    if not isinstance(row, Mapping) or field not in row:
+        got = f"the fields {', '.join(map(repr, row))}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
+        raise ValueError(f"`{option}` must be a field of every row, {field!r} here. Got {got} in {place}.")
+    if not isinstance(row[field], str):
+        raise ValueError(f"`{option}` must be a field that holds text. Got {type(row[field]).__name__} in {place}.")
+    return str(row[field])
+
+
+def ending(path: str | Path) -> str:
+    """How the name of a file ends, `.gz` left out: what kind of file it is."""
+    return Path(Path(path).name.removesuffix(".gz")).suffix
+
+
+def _content(name: str, path: Path) -> str:
+    """A file's text, unpacked where its name ends in `.gz`."""
     try:
-        return READERS[path.suffix](path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"`{name}` must be a file that can be read. Got {path}: {error.strerror}.") from error
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{name}` must be text in UTF-8. Got {path}: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"`{name}` must be a file that can be read. Got {path}: {reason}.") from error
+    if not text.strip():
+        raise ValueError(f"`{name}` must be a file with something in it. Got {path}, which is empty.")
+    return text
+
+
+def _parse(name: str, path: Path, kind: str, parse: Callable[[str], Iterable[Any]]) -> list[Any]:
+    text = _content(name, path)
+    try:
+        return list(parse(text))
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"`{name}` must be {_FORMATS[path.suffix]}. Got {path}: {error}.") from error
+        raise ValueError(f"`{name}` must be {kind}. Got {path}: {error}.") from error
 
 
-def _json_lines(text: str) -> list[Any]:
-    rows = []
+def _numbered(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
+                yield number, json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
-    return rows
 
 
 def _json(text: str) -> list[Any]:
@@ -54,12 +126,10 @@ def _json(text: str) -> list[Any]:
     return rows
 
 
-#: The end of a file's name → how to read it.
-READERS: Mapping[str, Callable[[str], list[Any]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": lambda text: list(csv.DictReader(io.StringIO(text, newline=""))),
-    ".txt": lambda text: [{"text": line} for line in text.splitlines() if line.strip()],
+#: The end of a file's name → what the file must be, and how its text becomes rows.
+_PARSERS: Mapping[str, tuple[str, Callable[[str], Iterable[Any]]]] = {
+    ".jsonl": ("JSON lines", lambda text: (row for _, row in _numbered(text))),
+    ".json": ("a list in JSON", _json),
+    ".csv": ("CSV", lambda text: csv.DictReader(io.StringIO(text, newline=None))),
+    ".txt": ("text", lambda text: ({"text": line.rstrip("\r")} for line in text.split("\n") if line.strip())),
 }
-_FORMATS = {".jsonl": "JSON lines", ".json": "a list in JSON", ".csv": "CSV", ".txt": "text"}
-_ENDINGS = ", ".join(list(READERS)[:-1]) + f" or {list(READERS)[-1]}"

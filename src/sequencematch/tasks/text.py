@@ -1,6 +1,5 @@
 """Text: documents, whose beginning a model goes on from   (§6.2)."""
 
-import importlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,16 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sequencematch.extras import require
-from sequencematch.tasks.sources import (
-    check_share,
-    hold_out,
-    is_json_lines,
-    read_records,
-    read_text,
-    shuffle,
-    text_in,
-)
+from sequencematch.data.rows import ending, read_json_lines, read_rows, read_text, text_in
+from sequencematch.tasks.splits import check_share, hold_out, shuffle
 from sequencematch.tasks.task import Row, Task, check_at_least
 
 Files = str | Path | Sequence[str | Path]
@@ -37,7 +28,10 @@ class Text(Task):
     files: Files = field(default=(), metadata={"help": "Text or .jsonl files; their names may end in .gz."})
     test_files: Files = field(default=(), metadata={"help": "The same, held out. Default: a share of the documents."})
     dataset: Any = field(
-        default=None, metadata={"help": "In place of files: a dataset on the hub, or one and its configuration, a:b."}
+        default=None,
+        metadata={
+            "help": "In place of files: a dataset on the hub, or one and its configuration, a:b; or a .parquet file."
+        },
     )
     text_field: str = field(default="text", metadata={"help": "The field of a row that holds its text."})
     separator: str | None = field(
@@ -95,13 +89,17 @@ class Text(Task):
 
     def _read(self, option: str, files: Files) -> Iterator[str]:
         for path in [files] if isinstance(files, str | Path) else files:
-            if is_json_lines(path):
-                yield from (text for (text,) in read_records(option, path, {"text_field": self.text_field}))
+            if ending(path) == ".jsonl":
+                rows = read_json_lines(option, path)
+                yield from (text_in(row, "text_field", self.text_field, f"{path}, line {n}") for n, row in rows)
             else:
                 yield from _cut(read_text(option, path), self.separator)
 
     def _rows(self) -> Iterator[str]:
-        rows = _load(self.dataset) if isinstance(self.dataset, str) else self.dataset
+        rows = self.dataset
+        if isinstance(rows, str):
+            name, _, config = rows.partition(":")
+            rows = read_rows("dataset", name, config or None)
         return (text_in(row, "text_field", self.text_field, f"row {i} of `dataset`") for i, row in enumerate(rows))
 
 
@@ -118,13 +116,3 @@ def _cut(text: str, separator: str | None) -> Iterator[str]:
 def _different(documents: Iterable[str]) -> list[str]:
     """Each document once, without spaces around; empty ones are dropped."""
     return [document for document in dict.fromkeys(map(str.strip, documents)) if document]
-
-
-def _load(dataset: str) -> Any:
-    require("datasets", "datasets", "`dataset`")
-    name, _, config = dataset.partition(":")
-    try:
-        return importlib.import_module("datasets").load_dataset(name, config or None, split="train")
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise ValueError(f"`dataset` must be on the hub, with a split train. Got {dataset!r}: {reason}") from error

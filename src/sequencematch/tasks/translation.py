@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sequencematch.tasks.sources import check_share, hold_out, is_json_lines, read_lines, read_records, shuffle
+from sequencematch.data.rows import ending, read_json_lines, read_lines, text_in
+from sequencematch.tasks.splits import check_share, hold_out, shuffle
 from sequencematch.tasks.task import Row, Task, check_at_least
 
 Pair = tuple[str, str]  # a sentence and its translation
@@ -67,11 +68,14 @@ class Translation(Task):
 
     def _pairs(self, kind: str, source: str | Path, target: str | Path | None) -> list[Pair]:
         if target is None:
-            fields = {"source_field": self.source_field, "target_field": self.target_field}
-            found = [(a, b) for a, b in read_records(f"{kind}source", source, fields)]
+            found = [self._pair(row, f"{source}, line {n}") for n, row in read_json_lines(f"{kind}source", source)]
         else:
             found = _aligned(kind, source, target)
         return [(sentence, other) for sentence, other in dict.fromkeys(found) if sentence and other]
+
+    def _pair(self, row: Any, place: str) -> Pair:
+        sentence = text_in(row, "source_field", self.source_field, place)
+        return sentence.strip(), text_in(row, "target_field", self.target_field, place).strip()
 
     def _rows(self, pairs: list[Pair], tokenizer: Any) -> list[Row]:
         if self.max_tokens is None:
@@ -102,6 +106,6 @@ def _aligned(kind: str, source: str | Path, target: str | Path) -> list[Pair]:
 def _check_files(kind: str, source: str | Path | None, target: str | Path | None) -> None:
     if source is None and target is not None:
         raise ValueError(f"`{kind}target` needs `{kind}source`. Got {target} alone.")
-    if source is not None and is_json_lines(source) == (target is not None):
+    if source is not None and (ending(source) == ".jsonl") == (target is not None):
         expected = "must be left out" if target is not None else "must be the file of translations"
         raise ValueError(f"`{kind}target` {expected} with `{kind}source`={str(source)!r}. Got {target}.")

@@ -12,7 +12,7 @@ import yaml
 
 from sequencematch.data import settings
 from sequencematch.data.examples import CHECKED_ROWS, as_examples
-from sequencematch.data.rows import READERS, read_rows
+from sequencematch.data.rows import ENDINGS, ending, read_rows
 from sequencematch.data.spelling import check_choice
 from sequencematch.extras import require
 from sequencematch.policy import storage
@@ -46,7 +46,7 @@ class Recipe:
 
     model: str = field(metadata={"help": "A folder, or a model on the hub."})
     dataset: str = field(
-        metadata={"help": f"A file ({', '.join(READERS)} with one text a line), or a dataset on the hub."}
+        metadata={"help": f"A file ({', '.join(ENDINGS)} with one text a line), or a dataset on the hub."}
     )
     config: SequenceMatchConfig
     preset: str | None = field(
@@ -93,7 +93,7 @@ class Recipe:
             ("dataset_split", self.dataset),
             ("eval_split", self.eval_dataset),
         ):
-            if getattr(self, name) is not None and (source is None or Path(source).suffix in READERS):
+            if getattr(self, name) is not None and (source is None or ending(source) in ENDINGS):
                 what = "there is no `eval_dataset`" if source is None else f"{source} is a file"
                 raise ValueError(f"`{name}` would be ignored: {what}. Leave it out.")
 
