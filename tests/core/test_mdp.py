@@ -45,6 +45,32 @@ def test_a_trajectory_is_replayed_by_hand() -> None:
     assert trajectory.render() == "1 2 <bkspc> 3 <eos>"
 
 
+def test_all_nodes_of_a_trajectory_by_hand() -> None:
+    """`1<bkspc><bkspc>23<eos>` behind 4 0: 1 and then 0 are deleted, 2 stands where 0 stood, 3 where 1 stood."""
+    tokens, depths, alive = Trajectory.rollout(SPACE, (4, 0), (1, BK, BK, 2, 3, EOS)).replay()
+    assert tokens == [4, 0, 1, 2, 3, EOS]
+    assert depths == [0, 1, 2, 1, 2, 3]
+    assert alive == [0, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("actions", "floor", "parts"),
+    [
+        ((1, 2, EOS), 1, ((4, 0, 3), (1, 2))),
+        ((1, BK, BK, BK, 2, EOS), 1, ((4,), (2,))),
+        ((BK, BK, BK, BK, 2, EOS), 1, ((4,), (2,))),  # one token is never deleted
+        ((BK, BK, 2, EOS), 3, ((4, 0, 3), (2,))),
+        ((BK, 3, EOS), 1, ((4, 0), (3,))),  # a token that is written again did not survive
+        ((1, 2), 1, ((4, 0, 3), (1,))),  # cut: the last action is not executed
+        ((BK, EOS), 1, ((4, 0), ())),
+    ],
+)
+def test_a_completion_stands_behind_as_much_of_the_prompt_as_survived(
+    actions: tuple[int, ...], floor: int, parts: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    assert Trajectory.rollout(SPACE, (4, 0, 3), actions, floor).final_parts == parts
+
+
 def test_a_rollout_that_hits_its_limit_keeps_its_action_and_executes_eos() -> None:
     trajectory = Trajectory.rollout(SPACE, (4,), (1, 2))
     assert trajectory.chosen == (1, 2)
@@ -76,6 +102,12 @@ def test_states_equal_an_independent_stack_machine(trajectory: Trajectory) -> No
     assert [s.absorbing for s in states] == [False] * len(trajectory) + [True]
     assert trajectory.final_state == states[-1]
     assert trajectory.num_nodes == len(oracle.tokens)
+    tokens, depths, alive = trajectory.replay()
+    assert (tokens, depths) == (oracle.tokens, oracle.position_ids)
+    assert [tokens[node] for node in alive] == oracle.states[-1]
+    survived = min(map(len, oracle.states))
+    final = tuple(oracle.states[-1][:-1])
+    assert trajectory.final_parts == (final[:survived], final[survived:])
 
 
 @given(rollouts())

@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from sequencematch.core.mdp import Trajectory
-from sequencematch.evaluation.cases import Case, answer, read_cases, text_behind, with_mistakes, written
+from sequencematch.evaluation.cases import Case, answer, read_cases, with_mistakes
 from sequencematch.policy import Policy
 from tests.evaluation.known import Questions, Texts, known_policy, words
 from tests.policy.tiny_models import character_tokenizer, llama
@@ -62,38 +60,6 @@ def test_a_special_token_inside_an_answer_is_part_of_it(policy: Policy) -> None:
     unknown = policy.tokenizer.unk_token_id  # type: ignore[union-attr]
     chosen = [unknown if action == tokens(policy, "?")[0] else action for action in trajectory.chosen]
     assert answer(policy, case, Trajectory.rollout(policy.space, case.prompt, chosen)) == "1<unk>2"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "actions", "floor", "expected"),
-    [
-        ("cat", "12.", 1, ("cat", "12")),
-        ("cat", "1<<<d.", 1, ("c", "d")),
-        ("cat", "<<<<<d.", 1, ("c", "d")),  # one token is never deleted
-        ("cat", "<<d.", 3, ("cat", "d")),
-        ("cat", "<t.", 1, ("ca", "t")),
-    ],
-)
-def test_what_was_written_stands_behind_as_much_of_the_prompt_as_survived(
-    policy: Policy, prompt: str, actions: str, floor: int, expected: tuple[str, str]
-) -> None:
-    _, trajectory = rollout(policy, prompt, actions, floor)
-    decode: Any = policy.tokenizer
-    assert tuple(decode.decode(list(part)) for part in written(trajectory)) == expected
-    survived = min(len(state.tokens) for state in trajectory.states())
-    assert written(trajectory) == (
-        trajectory.final_state.tokens[:survived],
-        trajectory.final_state.tokens[survived:-1],
-    )
-
-
-def test_the_space_before_a_word_survives() -> None:
-    backend = Tokenizer(models.WordLevel({"▁a": 0, "▁café": 1, "?": 2, "<eos>": 3}, unk_token="?"))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="?")
-    speaking = Policy(llama(vocab_size=4, bos_token_id=None, eos_token_id=3), tokenizer)
-    assert text_behind(speaking, [0], [1]) == " café"
-    assert tokenizer.decode([1]) == "café"  # the control: on its own it has none
 
 
 def test_texts_are_cut_behind_their_prompt_and_pairs_are_not(policy: Policy) -> None:

@@ -9,15 +9,21 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from sequencematch.data.pieces import Fate, Piece
 from sequencematch.evaluation import Record, Sample, report, table
 from sequencematch.evaluation.report import actions, escaped, quoted
-from sequencematch.evaluation.samples import Fate
 from sequencematch.metrics import Measure
 
 ANSWERED = Sample(
     question="In base 8, what is 4354 + 33? Solution:",
     handed="",
-    written=((" 5", "deleted"), (" 44", "kept"), ("1*", "deleted"), ("07", "kept"), ("<eos>", "end")),
+    written=(
+        Piece(" 5", "deleted"),
+        Piece(" 44", "kept"),
+        Piece("1*", "deleted"),
+        Piece("07", "kept"),
+        Piece("<eos>", "end"),
+    ),
     final=" 4407",
     reference=" 4407",
     is_right=True,
@@ -25,7 +31,7 @@ ANSWERED = Sample(
 RECOVERED = Sample(
     question="In base 8, what is 4354 + 33? Solution:",
     handed=" 5",
-    written=(("5", "deleted"), ("4417", "kept"), ("…", "end")),
+    written=(Piece("5", "deleted"), Piece("4417", "kept"), Piece("…", "end")),
     final=" 4417",
     reference=" 4407",
     is_right=False,
@@ -121,7 +127,7 @@ def test_long_texts_are_not_put_into_a_table() -> None:
     story = Sample(
         question="Once upon a time " * 20 + "\nThe end",
         handed="",
-        written=((" of", "kept"), ("\nit", "deleted"), (" all", "kept"), ("…", "end")),
+        written=(Piece(" of", "kept"), Piece("\nit", "deleted"), Piece(" all", "kept"), Piece("…", "end")),
         final=" of all",
         reference=" of the\nday",
         is_right=None,
@@ -161,8 +167,8 @@ def test_whatever_was_written_reads_as_it_was_with_the_deleted_struck(pieces: li
         else:
             merged.append((text, deleted))
     fates: dict[bool, Fate] = {True: "deleted", False: "kept"}
-    written = tuple((text, fates[deleted]) for text, deleted in merged)
-    sample = dataclasses.replace(ANSWERED, written=(("x", "kept"), *written, ("x", "kept")))
+    written = tuple(Piece(text, fates[deleted]) for text, deleted in merged)
+    sample = dataclasses.replace(ANSWERED, written=(Piece("x", "kept"), *written, Piece("x", "kept")))
     expected = "".join(f"[-{text}-]" if deleted else text for text, deleted in merged).replace("\n", "↵")
     assert shown(actions(sample)) == f"x{expected}x"
 

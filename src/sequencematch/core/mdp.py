@@ -1,6 +1,7 @@
 """Sequence modelling as a Markov decision process (§3.1): actions, one-step dynamics, trajectories."""
 
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -167,16 +168,33 @@ class Trajectory:
             state = step(self.space, state, action, self.floor)
             yield state
 
-    @property
-    def final_state(self) -> State:
-        """s_T, which ends in the executed `<eos>`: the last of `states`, in linear time."""
-        stack = list(self.initial)
+    def replay(self) -> tuple[list[int], list[int], list[int]]:
+        """All nodes, those of s₀ first: their tokens, how deep in the stack they stood, and which were never deleted.
+
+        Linear in the number of actions, where `states` copies the whole stack at each of them.
+        """
+        tokens, depths, alive = list(self.initial), [*range(len(self.initial))], [*range(len(self.initial))]
         for action in self.executed:
             if action != self.space.bkspc:
-                stack.append(action)
-            elif len(stack) > self.floor:
-                stack.pop()
-        return State(tuple(stack), absorbing=True)
+                depths.append(len(alive))
+                alive.append(len(tokens))
+                tokens.append(action)
+            elif len(alive) > self.floor:
+                alive.pop()
+        return tokens, depths, alive
+
+    @property
+    def final_state(self) -> State:
+        """s_T, which ends in the executed `<eos>`: the last of `states`."""
+        prompt, completion = self.final_parts
+        return State((*prompt, *completion, self.space.eos), absorbing=True)
+
+    @property
+    def final_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens of s_T without `<eos>`, in two parts: as much of s₀ as survived, and the completion behind it."""
+        tokens, _, alive = self.replay()
+        final, start = tuple(tokens[node] for node in alive[:-1]), bisect_left(alive, len(self.initial))
+        return final[:start], final[start:]
 
     def score_prompt(self) -> "Trajectory":
         """The same sequence with s₀ its first token only; the rest of the prompt becomes decisions no policy chose."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, cast
 
 import torch
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.examples import Reader
+from sequencematch.data.pieces import Decode, text_behind
 from sequencematch.data.seeds import hash_seed
 from sequencematch.metrics import append_mistake
 from sequencematch.policy import Policy
@@ -74,36 +74,20 @@ def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: in
 
 def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A reference in two: the tokens before the first that is more than a space, and the rest."""
-    start = next((n for n in range(len(case.reference)) if decode(policy, case.reference[n : n + 1]).strip()), 0)
+    decode = tokenizer_decode(policy)
+    start = next((n for n in range(len(case.reference)) if decode(case.reference[n : n + 1]).strip()), 0)
     return case.reference[:start], case.reference[start:]
 
 
-def decode(policy: Policy, tokens: Sequence[int]) -> str:
-    """Text, with special tokens spelled out: a policy that writes one inside an answer has not given that answer."""
-    return str(cast(Any, policy.tokenizer).decode(list(tokens)))
-
-
-def text_behind(policy: Policy, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """What tokens add to the text before them: by itself, a first token would lose its space with some tokenizers."""
-    shorter, whole = decode(policy, before), decode(policy, [*before, *tokens])
-    shared = takewhile(lambda pair: pair[0] == pair[1], zip(shorter, whole, strict=False))
-    return whole[len(list(shared)) :]
+def tokenizer_decode(policy: Policy) -> Decode:
+    """Tokens → text, special tokens spelled out: a policy that writes one inside an answer has not given that answer."""
+    return cast(Decode, cast(Any, policy.tokenizer).decode)
 
 
 def answer(policy: Policy, case: Case, trajectory: Trajectory) -> str | None:
     """What stands behind the question in the end; None where the text no longer starts with the question."""
-    tokens, asked = trajectory.final_state.tokens[:-1], len(case.prompt)
+    decode, tokens, asked = tokenizer_decode(policy), trajectory.final_state.tokens[:-1], len(case.prompt)
     if tokens[:asked] == case.prompt:
-        return text_behind(policy, case.prompt, tokens[asked:])
-    question, whole = decode(policy, case.prompt), decode(policy, tokens)  # perhaps written anew, in other tokens
+        return text_behind(decode, case.prompt, tokens[asked:])
+    question, whole = decode(case.prompt), decode(tokens)  # perhaps written anew, in other tokens
     return whole[len(question) :] if whole.startswith(question) else None
-
-
-def written(trajectory: Trajectory) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The final tokens, `<eos>` left out: as much of the prompt as survived, and what was written behind it."""
-    depth = lowest = len(trajectory.initial)
-    for action in trajectory.executed:
-        depth += 1 if action != trajectory.space.bkspc else -(depth > trajectory.floor)
-        lowest = min(lowest, depth)
-    tokens = trajectory.final_state.tokens[:-1]
-    return tokens[:lowest], tokens[lowest:]

@@ -11,8 +11,9 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import Scores
+from sequencematch.data.pieces import text_behind
 from sequencematch.data.spelling import check_choice
-from sequencematch.evaluation.cases import Case, answer, text_behind, written
+from sequencematch.evaluation.cases import Case, answer, tokenizer_decode
 from sequencematch.extras import require
 from sequencematch.metrics import (
     Encoder,
@@ -60,7 +61,7 @@ class Evidence:
 
     def tokens(self) -> list[tuple[int, ...]]:
         """What was written behind each prompt, in tokens."""
-        return [written(trajectory)[1] for trajectory in self.trajectories]
+        return [trajectory.final_parts[1] for trajectory in self.trajectories]
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,9 @@ def _bleu(evidence: Evidence) -> Sequence[Measure]:
 
 def _mauve(evidence: Evidence) -> Sequence[Measure]:
     assert evidence.encoder is not None
-    generated = [text_behind(evidence.policy, *written(trajectory)) for trajectory in evidence.trajectories]
-    human = [text_behind(evidence.policy, case.prompt, case.reference) for case in evidence.cases]
+    decode = tokenizer_decode(evidence.policy)
+    generated = [text_behind(decode, *trajectory.final_parts) for trajectory in evidence.trajectories]
+    human = [text_behind(decode, case.prompt, case.reference) for case in evidence.cases]
     return [mauve(generated, human, evidence.encoder)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sequencematch.data.pieces import Piece
 from sequencematch.evaluation.samples import Sample
 from sequencematch.metrics import Measure, signature
 
@@ -66,7 +67,7 @@ class Record:
         del values["signature"]
         values["measures"] = tuple(Measure(**measure) for measure in values["measures"])
         values["samples"] = tuple(
-            Sample(**{**sample, "written": tuple(tuple(piece) for piece in sample["written"])})
+            Sample(**{**sample, "written": tuple(Piece(*piece) for piece in sample["written"])})
             for sample in values["samples"]
         )
         return cls(**values)

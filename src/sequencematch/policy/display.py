@@ -1,11 +1,12 @@
 """Trajectories for people: what was written, what was deleted, what replaced it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.data.pieces import Decode, Fate, pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,8 +14,14 @@ if TYPE_CHECKING:
 
     from sequencematch.policy.decoding.decoder import ActionEvent
 
-#: Token ids → the text they add to a sentence.
-Decode = Callable[[Sequence[int]], str]
+#: How a terminal shows a piece.
+STYLES: Mapping[Fate, str] = {
+    "prompt": "dim",
+    "kept": "",
+    "deleted": "red strike",
+    "replacement": "green",
+    "end": "dim",
+}
 
 
 def decoder(tokenizer: Any) -> Decode:
@@ -35,23 +42,10 @@ def struck(prompt: str, trajectory: Trajectory, decode: Decode) -> "Text":
     """All that was ever written, in order: the prompt dim, what was deleted struck through, what replaced it green."""
     from rich.text import Text
 
-    space, tokens = trajectory.space, list(trajectory.initial)
-    styles, stack = ["dim"] * len(tokens), list(range(len(tokens)))
-    deleted_from: set[int] = set()
-    for action in trajectory.executed[:-1]:
-        if action != space.bkspc:
-            styles.append("green" if len(stack) in deleted_from else "")
-            stack.append(len(tokens))
-            tokens.append(action)
-        elif len(stack) > trajectory.floor:
-            styles[stack.pop()] = "red strike"
-            deleted_from.add(len(stack))
-    kept = styles[: len(trajectory.initial)].count("dim")
-    text = Text().append(prompt.removesuffix(decode(trajectory.initial[kept:])), "dim")
-    for style, run in groupby(range(kept, len(tokens)), key=styles.__getitem__):
-        piece = decode([tokens[i] for i in run])
-        text.append(piece.replace("\n", "↵") if style == "red strike" else piece, style)
-    return text.append("…" if trajectory.truncated else "<eos>", "dim")
+    drawn = Text()
+    for text, fate in pieces(trajectory, decode, prompt):
+        drawn.append(text.replace("\n", "↵") if fate == "deleted" else text, STYLES[fate])
+    return drawn
 
 
 def can_strike(console: "Console") -> bool:

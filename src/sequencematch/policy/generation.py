@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.pieces import text_behind
 from sequencematch.policy.decoding.choice import Choice, row_by_row, uniforms
 from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, addresses, can_capture
 from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
@@ -238,14 +240,8 @@ def completion(policy: Scorer, trajectory: Trajectory) -> str:
     """The text behind as much of the prompt as survived, `<eos>` left out; empty without a tokenizer."""
     if policy.tokenizer is None:
         return ""
-    survived = min(len(state.tokens) for state in trajectory.states())
-    tokens = trajectory.final_state.tokens[:-1]
-    # Decoded with what stands before it: by itself, a first token would lose its space with some tokenizers.
-    before, whole = (policy.tokenizer.decode(part, skip_special_tokens=True) for part in (tokens[:survived], tokens))
-    shared = next(
-        (n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), min(len(before), len(whole))
-    )
-    return whole[shared:]
+    decode = partial(policy.tokenizer.decode, skip_special_tokens=True)
+    return text_behind(decode, *trajectory.final_parts)
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+"""All that was ever written in a trajectory, as pieces of text that were kept or deleted."""
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby, takewhile
+from typing import Literal, NamedTuple
+
+from sequencematch.core.mdp import Trajectory
+
+#: Token ids → text.
+Decode = Callable[[Sequence[int]], str]
+#: A replacement was kept like any other token, and stands where another token was deleted.
+Fate = Literal["prompt", "kept", "deleted", "replacement", "end"]
+
+
+class Piece(NamedTuple):
+    """The text of neighbouring tokens that had the same fate."""
+
+    text: str
+    fate: Fate
+
+
+def pieces(trajectory: Trajectory, decode: Decode, prompt: str = "") -> tuple[Piece, ...]:
+    """The prompt, all that was written behind it in order, and `<eos>`, or `…` where the sequence was cut.
+
+    `prompt` is the text of s₀. The end of it that was deleted follows as a piece of its own.
+    """
+    tokens, depths, alive = trajectory.replay()
+    deepest = [-1, *accumulate(depths, max)]  # before each node
+    fates: list[Fate] = ["deleted"] * len(tokens)
+    for node in alive:
+        is_new = depths[node] > deepest[node]
+        fates[node] = "prompt" if node < len(trajectory.initial) else "kept" if is_new else "replacement"
+    start = fates.count("prompt")
+    runs = groupby(range(start, len(tokens) - 1), key=fates.__getitem__)
+    found = [
+        Piece(prompt.removesuffix(decode(tokens[start : len(trajectory.initial)])), "prompt"),
+        *(Piece(decode([tokens[node] for node in run]), fate) for fate, run in runs),
+        Piece("…" if trajectory.truncated else "<eos>", "end"),
+    ]
+    return tuple(piece for piece in found if piece.text)
+
+
+def as_html(written: Iterable[Piece]) -> str:
+    """Pieces as HTML, the deleted ones inside `<del>`."""
+    escaped = ((html.escape(text), fate) for text, fate in written)
+    return "".join(f"<del>{text}</del>" if fate == "deleted" else text for text, fate in escaped)
+
+
+def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that tokens add to those before them: decoded alone, a first token would lose its space with some tokenizers."""
+    shorter, whole = decode(before), decode([*before, *tokens])
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(shorter, whole, strict=False))
+    return whole[len(list(shared)) :]
