@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sequencematch.data.files import write_files
 from sequencematch.evaluation.record import Record
 from sequencematch.evaluation.samples import Sample
 from sequencematch.metrics import Measure
@@ -20,10 +21,7 @@ _GUARD = "\u200b"
 
 def save(record: Record, folder: str | Path) -> None:
     """Write `results.json` and `report.md`."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(record.to_json() + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(report(record), encoding="utf-8")
+    write_files(folder, {"results.json": record.to_json() + "\n", "report.md": report(record)})
 
 
 def table(record: Record) -> "Table":

@@ -20,6 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sequencematch.data.files import write_files
 from sequencematch.evaluation import evaluate
 from sequencematch.extras import require
 from sequencematch.metrics import Measure
@@ -168,7 +169,6 @@ def run(
 
 def save(outcomes: Sequence[Outcome], scale: Scale, folder: Path, command: str, *, is_complete: bool) -> None:
     """Write `results.json` and `comparison.png`, replacing those of fewer outcomes."""
-    folder.mkdir(parents=True, exist_ok=True)
     record = {
         "command": command,
         "is_complete": is_complete,
@@ -178,9 +178,7 @@ def save(outcomes: Sequence[Outcome], scale: Scale, folder: Path, command: str, 
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
     }
-    unfinished = folder / ".results.json.unfinished"
-    unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    unfinished.replace(folder / "results.json")
+    write_files(folder, {"results.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
     draw(outcomes, folder / "comparison.png")
 
 

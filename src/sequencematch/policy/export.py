@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from sequencematch.policy import storage
+from sequencematch.data.files import write_folder
 from sequencematch.policy.scoring import Scorer
 
 NAME = "<bkspc>"
@@ -71,7 +71,7 @@ def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
         write_decoder(temporary / "custom_generate")
         (temporary / "README.md").write_text(CARD.format(bkspc=bkspc, folder=folder.name))
 
-    storage.write_whole(folder, write, marker=None if replace else "custom_generate")
+    write_folder(folder, write, marker=None if replace else "custom_generate")
 
 
 def merged(model: Any) -> PreTrainedModel:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from torch.nn import Module
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
+from sequencematch.data.files import write_folder
 from sequencematch.policy.backspace import Backspace
 
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
@@ -25,30 +26,9 @@ BUNDLED: Mapping[str, Path] = MappingProxyType(
 )
 
 
-def write_whole(folder: Path, write: Callable[[Path], None], marker: str | None) -> None:
-    """Let `write` fill a folder beside the target, then swap them: a reader sees the old or the new, never half.
-
-    An old folder is replaced if it holds `marker`, that is, if it was written like this; other people's files stay, unless
-    there is no marker to look for.
-    """
-    folder = folder.absolute()
-    if marker and folder.exists() and not (folder / marker).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"`folder` must be new, empty or one that may be replaced. Got {folder}, which has no {marker}."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
-        new.mkdir()
-        write(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-
-
 def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path) -> None:
     """Write model or adapter, tokenizer, `<bkspc>` row and offset head; all or nothing."""
-    write_whole(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, None), marker=MANIFEST)
+    write_folder(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, None), marker=MANIFEST)
 
 
 def save_beside(

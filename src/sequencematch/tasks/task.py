@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sequencematch.data.files import write_files
+
 #: A row as TRL and `datasets` know it: `prompt`, `completion` and perhaps `noise_tokens`; or `text`.
 Row = dict[str, Any]
 
@@ -46,17 +48,7 @@ def write_rows(task: Task, folder: str | Path, tokenizer: Any = None) -> None:
     for split, rows in splits.items():
         if not rows:
             raise ValueError(f"`task` must have rows in both splits to be written. Got none in {split}.")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = {folder / f"{split}.jsonl": folder / f".{split}.jsonl.unfinished" for split in splits}
-    try:
-        for path, rows in zip(unfinished.values(), splits.values(), strict=True):
-            path.write_text(_json_lines(rows), encoding="utf-8")
-        for final, path in unfinished.items():
-            path.replace(final)
-    finally:
-        for path in unfinished.values():
-            path.unlink(missing_ok=True)
+    write_files(folder, {f"{split}.jsonl": _json_lines(rows) for split, rows in splits.items()})
 
 
 def check_at_least(task: Task, least: Mapping[str, int]) -> None:

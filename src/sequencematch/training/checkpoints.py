@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sequencematch.data.files import write_files
+
 logger = logging.getLogger(__name__)
 
 MANIFEST, RUN = "checkpoint.json", "sequencematch_run.json"
@@ -138,10 +140,7 @@ def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | No
         raise ValueError(
             f"`resume_from_checkpoint` needs the optimizer's state, too. Got {found}, which was saved with `save_only_model`."
         )
-    output_dir.mkdir(parents=True, exist_ok=True)
-    aside = output_dir / f".{RUN}.{os.getpid()}"
-    aside.write_text(json.dumps(identity, indent=2) + "\n")
-    aside.replace(output_dir / RUN)
+    write_files(output_dir, {RUN: json.dumps(identity, indent=2) + "\n"})
     return found
 
 
