@@ -4,15 +4,12 @@ import dataclasses
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 from rich.console import Console
 
-from sequencematch.data.pieces import Fate, Piece
+from sequencematch.data.pieces import Piece
 from sequencematch.evaluation import Record, Sample, report, table
-from sequencematch.evaluation.report import actions, escaped, quoted
 from sequencematch.metrics import Measure
+from tests.data.test_markdown import GITHUB, shown
 
 ANSWERED = Sample(
     question="In base 8, what is 4354 + 33? Solution:",
@@ -62,7 +59,7 @@ EXPECTED = r"""# arithmetic: out/my\_model
 200 rows of arithmetic, at most 32 tokens behind each prompt, the likeliest actions; 12 s on cpu.
 
 | metric | value | 95 % interval | n |
-| --- | --- | --- | --- |
+|---|---|---|---|
 | accuracy | 0.8750 | 0.8300 – 0.9200 | 200 |
 | perplexity, \<bkspc\> kept | 12.35 | 11.20 – 13.90 | 200 |
 
@@ -71,7 +68,7 @@ EXPECTED = r"""# arithmetic: out/my\_model
 What was deleted is ~~struck~~; ↵ is a new line, … a row that was cut.
 
 | prompt | actions | in the end | reference | right |
-| --- | --- | --- | --- | --- |
+|---|---|---|---|---|
 | In base 8, what is 4354 + 33? Solution: | ~~! 5~~ 44~~1\*!~~07\<eos\> | 4407 | 4407 | ✓ |
 
 ## After a mistake
@@ -79,7 +76,7 @@ What was deleted is ~~struck~~; ↵ is a new line, … a row that was cut.
 The same rows, handed over with a right beginning and a wrong token.
 
 | prompt | handed over | actions | in the end | reference | right |
-| --- | --- | --- | --- | --- | --- |
+|---|---|---|---|---|---|
 | In base 8, what is 4354 + 33? Solution: | 5 | ~~5~~4417… | 4417 | 4407 | ✗ |
 
 ## Signatures
@@ -100,16 +97,6 @@ sequencematch evaluate out/my_model --task arithmetic
     "rows:200|data:ba9876543210|temperature:0.0|max_new_tokens:32|max_actions:129|seed:0|mistakes:1|"
     "texts:behind the prompt|sequencematch:0.1.0",
 )
-GITHUB = MarkdownIt("commonmark").enable(["strikethrough", "table"])
-
-
-def shown(markdown: str) -> str:
-    """The text a reader sees, what is struck between `[-` and `-]`."""
-    html = GITHUB.render(markdown).replace("<s>", "[-").replace("</s>", "-]")
-    plain = re.sub("<[^>]+>", "", html).replace("\u200b", "")
-    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
-        plain = plain.replace(entity, character)
-    return plain.strip()
 
 
 def test_a_record_by_hand() -> None:
@@ -149,37 +136,6 @@ def test_it_says_how_many_tokens_were_wrong(mistakes: int) -> None:
 def test_what_was_drawn_says_its_temperature() -> None:
     drawn = dataclasses.replace(RECORD, sampling={**RECORD.sampling, "temperature": 0.7})
     assert "32 tokens behind each prompt, drawn at temperature 0.7; 12 s on cpu." in report(drawn)
-
-
-@given(
-    st.lists(
-        st.tuples(st.text("a1 *_~`|<>&[]()#+-=.!\\$\n\"'é", min_size=1, max_size=6), st.booleans()),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_whatever_was_written_reads_as_it_was_with_the_deleted_struck(pieces: list[tuple[str, bool]]) -> None:
-    # Neighbours of one fate are one piece, as in a sample.
-    merged: list[tuple[str, bool]] = []
-    for text, deleted in pieces:
-        if merged and merged[-1][1] == deleted:
-            merged[-1] = (merged[-1][0] + text, deleted)
-        else:
-            merged.append((text, deleted))
-    fates: dict[bool, Fate] = {True: "deleted", False: "kept"}
-    written = tuple(Piece(text, fates[deleted]) for text, deleted in merged)
-    sample = dataclasses.replace(ANSWERED, written=(Piece("x", "kept"), *written, Piece("x", "kept")))
-    expected = "".join(f"[-{text}-]" if deleted else text for text, deleted in merged).replace("\n", "↵")
-    assert shown(actions(sample)) == f"x{expected}x"
-
-
-@pytest.mark.parametrize(
-    "text", ["# no heading", "- no list", "---", "1. no list", "12) no", "> no quote", "=== no", "+ no", "    no code"]
-)
-def test_a_quotation_begins_nothing_else(text: str) -> None:
-    html = GITHUB.render(quoted(escaped(text)))
-    assert re.findall("<([a-z0-9]+)>", html) == ["blockquote", "p"]
-    assert shown(quoted(escaped(text))) == text.strip()
 
 
 def test_the_table_for_the_terminal_has_the_measures() -> None:

@@ -1,10 +1,10 @@
 """A record for people: Markdown for a file, a table for the terminal."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sequencematch.data.files import write_files
+from sequencematch.data.markdown import as_markdown, escaped, quoted, table_lines
 from sequencematch.evaluation.record import Record
 from sequencematch.evaluation.samples import Sample
 from sequencematch.metrics import Measure
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 _MARKS = {True: "✓", False: "✗", None: ""}
 #: Longer texts, or those of several lines, don't go into a table; of a long prompt the end is shown.
 _FITS_A_TABLE, _END_OF_PROMPT = 160, 200
-#: Stands between `~~` and a space or a punctuation mark, beside which it would not strike anything. It has no width.
-_GUARD = "\u200b"
 
 
 def save(record: Record, folder: str | Path) -> None:
@@ -39,7 +37,7 @@ def table(record: Record) -> "Table":
 def report(record: Record) -> str:
     """Measures, generations with what was deleted struck through, signatures, and how to do it again; in Markdown."""
     lines = [f"# {escaped(record.task)}: {escaped(record.model)}", "", _summary(record), ""]
-    lines += _table(
+    lines += table_lines(
         ["metric", "value", "95 % interval", "n"],
         [[escaped(measure.name), *_numbers(measure)] for measure in record.measures],
     )
@@ -67,26 +65,6 @@ def report(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown leaves as it is, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|~&$#])", r"\\\1", text.replace("\n", "↵"))
-
-
-def actions(sample: Sample) -> str:
-    """All that was written, in Markdown: what was deleted is struck, and what replaced it stands behind it."""
-    return "".join(_struck(text) if fate == "deleted" else escaped(text) for text, fate in sample.written)
-
-
-def quoted(markdown: str) -> str:
-    """A line of Markdown as a quotation, in which it begins no list, rule or code."""
-    return "> " + re.sub(r"^([+-]|\d+[.)])", _GUARD + r"\1", markdown.lstrip())
-
-
-def _struck(text: str) -> str:
-    first, last = ("" if end.isalnum() else _GUARD for end in (text[0], text[-1]))
-    return f"~~{first}{escaped(text)}{last}~~"
-
-
 def _summary(record: Record) -> str:
     greedy = record.sampling["temperature"] == 0
     how = "the likeliest actions" if greedy else f"drawn at temperature {record.sampling['temperature']:g}"
@@ -101,21 +79,17 @@ def _numbers(measure: Measure) -> tuple[str, str, str]:
     return value, interval.strip("[]").replace(", ", " – "), str(measure.count)
 
 
-def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (headings, ["---"] * len(headings), *rows)]
-
-
 def _sample_table(samples: list[Sample]) -> list[str]:
     columns = {
         "prompt": [escaped(sample.question) for sample in samples],
         "handed over": [escaped(sample.handed) for sample in samples],
-        "actions": [actions(sample) for sample in samples],
+        "actions": [as_markdown(sample.written) for sample in samples],
         "in the end": [escaped(sample.final) for sample in samples],
         "reference": [escaped(sample.reference) for sample in samples],
         "right": [_MARKS[sample.is_right] for sample in samples],
     }
     filled = {heading: cells for heading, cells in columns.items() if any(cells)}
-    return _table(list(filled), [list(map(str.strip, row)) for row in zip(*filled.values(), strict=True)])
+    return table_lines(list(filled), [list(map(str.strip, row)) for row in zip(*filled.values(), strict=True)])
 
 
 def _sample_blocks(samples: list[Sample]) -> list[str]:
@@ -123,6 +97,6 @@ def _sample_blocks(samples: list[Sample]) -> list[str]:
     for number, sample in enumerate(samples, 1):
         end = sample.question[-_END_OF_PROMPT:]
         prompt = escaped(("…" if end != sample.question else "") + end)
-        lines += [f"**{number}.** {prompt}", "", quoted(actions(sample)), ""]
+        lines += [f"**{number}.** {prompt}", "", quoted(as_markdown(sample.written)), ""]
         lines += [f"In the data: {escaped(sample.reference)}", ""]
     return lines[:-1]

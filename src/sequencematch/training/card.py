@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from sequencematch.data.markdown import table_lines
 from sequencematch.training.config import SequenceMatchConfig
 
 _BODY = """
@@ -58,14 +59,14 @@ def model_card(config: SequenceMatchConfig, base: str, step: int) -> str:
     if is_known:
         header["base_model"] = base
     values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}
-    rows = "\n".join(f"| `{key}` | {value} |" for key, value in values.items())
+    rows = [(f"`{key}`", str(value)) for key, value in values.items()]
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "transformers"))
     body = _BODY.format(
         title=config.hub_model_id or Path(config.output_dir or "policy").name,
         base=f"`{base}`" if is_known else "A causal language model",
         how=_HOW["deletes" if config.mode.deletes else "writes"].format(objective=config.objective),
         name=name,
-        settings=f"| setting | value |\n|---|---|\n{rows}",
+        settings="\n".join(table_lines(("setting", "value"), rows)),
         versions=versions,
     )
     return f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n{body}"
