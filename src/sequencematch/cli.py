@@ -253,7 +253,7 @@ def train(
         raise typer.Exit(1) from error
     except KeyboardInterrupt as interrupt:
         again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
-        typer.echo(f"Interrupted. {recipes.standing(read)} To go on: {again}", err=True)
+        typer.echo(f"Interrupted. {recipes.describe_saved(read)} To go on: {again}", err=True)
         raise typer.Exit(130) from interrupt
     if trainer.is_world_process_zero():
         folder = read.output_dir / recipes.FINAL
@@ -492,7 +492,7 @@ def evaluate(
             **{name: value for name, value in given.items() if value is not None},
         )
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"Interrupted. {evaluation.standing(folder)} To go on: {command}", err=True)
+        typer.echo(f"Interrupted. {evaluation.describe_saved(folder)} To go on: {command}", err=True)
         raise typer.Exit(130) from interrupt
     record = dataclasses.replace(record, model=model, command=command)
     evaluation.save(record, folder)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sequencematch.evaluation import evaluate, generations, standing
+from sequencematch.evaluation import describe_saved, evaluate, generations
 from sequencematch.evaluation.generations import digest_of_weights
 from sequencematch.evaluation.record import Record
 from sequencematch.policy import Policy
@@ -130,12 +130,12 @@ def test_a_protected_prompt_is_protected_when_it_is_read_again(policy: Policy, t
 
 
 def test_what_is_kept_can_be_said(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert standing(tmp_path / "nowhere") == "There are no generations yet."
+    assert describe_saved(tmp_path / "nowhere") == "There are no generations yet."
     interrupt(monkeypatch, 20)
     with pytest.raises(KeyboardInterrupt):
         run(policy, tmp_path)
     kept = f"15 in {tmp_path / 'generations.jsonl'}, 5 in {tmp_path / 'recoveries.jsonl'}"
-    assert standing(tmp_path) == f"Generations kept: {kept}."
+    assert describe_saved(tmp_path) == f"Generations kept: {kept}."
 
 
 def test_a_plain_model_has_the_same_digest_each_time_it_is_loaded(tmp_path: Path) -> None:

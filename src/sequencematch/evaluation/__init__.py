@@ -1,9 +1,9 @@
 """How good a policy is at a task: generations, measures, and one record that says how they came about."""
 
-from sequencematch.evaluation.evaluate import documentation, evaluate, standing
-from sequencematch.evaluation.measuring import METRICS, Evidence, Metric, metric_names
+from sequencematch.evaluation.evaluate import describe_saved, documentation, evaluate
 from sequencematch.evaluation.options import find_task
 from sequencematch.evaluation.record import Record
+from sequencematch.evaluation.registry import METRICS, Evidence, Metric, metric_names
 from sequencematch.evaluation.report import report, save, table
 from sequencematch.evaluation.samples import Sample
 
@@ -13,12 +13,12 @@ __all__ = [
     "Metric",
     "Record",
     "Sample",
+    "describe_saved",
     "documentation",
     "evaluate",
     "find_task",
     "metric_names",
     "report",
     "save",
-    "standing",
     "table",
 ]

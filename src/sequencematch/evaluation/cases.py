@@ -1,4 +1,4 @@
-"""Rows to be tested on, in tokens: a prompt, what is known to stand behind it, and what a policy made of it."""
+"""Test cases: a row in tokens, as a prompt and the reference behind it; and the answer in a trajectory."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from sequencematch.metrics import append_mistake
 from sequencematch.policy import Policy
 from sequencematch.tasks import Row, Task
 
-#: What can't be too long here: a prompt is measured when it is rolled out, a reference when it is scored.
+#: No limit: lengths are checked where a prompt is rolled out and where a reference is scored.
 _ANY_LENGTH = 2**31
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row and its tokens. A cut text's `reference` is what a human wrote on, with no `<eos>` behind it."""
+    """A test row and its tokens. The `reference` of a plain text is cut to the task's `max_new_tokens` and has no `<eos>`."""
 
     row: Row
     prompt: tuple[int, ...]
@@ -30,7 +30,7 @@ class Case:
 
 
 def read_cases(policy: Policy, task: Task, rows: Iterable[Row]) -> list[Case]:
-    """Rows as a trainer reads them; of plain text, `task.prompt_length` tokens are the prompt."""
+    """Test cases from rows, which are read as in training. The prompt of a plain text is its first `task.prompt_length` tokens."""
     return [_read(policy, task, number, row) for number, row in enumerate(rows)]
 
 
@@ -56,10 +56,11 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
 
 
 def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: int) -> list[tuple[int, ...]]:
-    """Each prompt, a right beginning and wrong tokens: of the row's `noise_tokens`, or else any of the vocabulary   (§6.1).
+    """Each prompt with a right beginning of its reference and then `mistakes` wrong tokens   (§6.1).
 
-    The space an answer starts with is always right: a digit in its place would be a slip of format, and may even be the answer.
-    A row's tokens are drawn from its number and the seed, whatever the other rows are.
+    Wrong tokens come from the row's `noise_tokens`, or else from the whole vocabulary. The space that an answer starts with
+    is kept: a digit in its place would be an error of format, and might even be the answer. The draws of a row depend on its
+    number and the seed only.
     """
     tokenizer = cast(Any, policy.tokenizer)
     special = policy.space.special | set(tokenizer.all_special_ids)
@@ -73,7 +74,7 @@ def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: in
 
 
 def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A reference in two: the tokens before the first that is more than a space, and the rest."""
+    """A reference in two parts: its leading spaces, and the rest."""
     decode = tokenizer_decode(policy)
     start = next((n for n in range(len(case.reference)) if decode(case.reference[n : n + 1]).strip()), 0)
     return case.reference[:start], case.reference[start:]
@@ -85,9 +86,9 @@ def tokenizer_decode(policy: Policy) -> Decode:
 
 
 def answer(policy: Policy, case: Case, trajectory: Trajectory) -> str | None:
-    """What stands behind the question in the end; None where the text no longer starts with the question."""
+    """The text behind the question in the end, or None if the final text does not start with the question."""
     decode, tokens, asked = tokenizer_decode(policy), trajectory.final_state.tokens[:-1], len(case.prompt)
     if tokens[:asked] == case.prompt:
         return text_behind(decode, case.prompt, tokens[asked:])
-    question, whole = decode(case.prompt), decode(tokens)  # perhaps written anew, in other tokens
+    question, whole = decode(case.prompt), decode(tokens)  # the question may have been written again, in other tokens
     return whole[len(question) :] if whole.startswith(question) else None

@@ -14,9 +14,9 @@ from sequencematch import __version__
 from sequencematch.core.mdp import Trajectory
 from sequencematch.evaluation.cases import read_cases, with_mistakes
 from sequencematch.evaluation.generations import count_kept, digest, digest_of_weights, generations
-from sequencematch.evaluation.measuring import METRICS, Evidence, load_encoder, metric_names
 from sequencematch.evaluation.options import explained
 from sequencematch.evaluation.record import Record
+from sequencematch.evaluation.registry import METRICS, Evidence, load_encoder, metric_names
 from sequencematch.evaluation.samples import samples
 from sequencematch.metrics import Encoder
 from sequencematch.policy import Policy, Sampling
@@ -103,8 +103,8 @@ def evaluate(
     )
 
 
-def standing(folder: str | Path) -> str:
-    """What an interrupted evaluation leaves."""
+def describe_saved(folder: str | Path) -> str:
+    """One sentence about the generations that an interrupted evaluation has saved."""
     kept = {name: count_kept(Path(folder) / name) for name in (GENERATIONS, RECOVERIES)}
     places = [f"{count} in {Path(folder) / name}" for name, count in kept.items() if count]
     return f"Generations kept: {', '.join(places)}." if places else "There are no generations yet."

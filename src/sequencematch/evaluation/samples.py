@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.pieces import Decode, Piece, pieces, text_behind
 from sequencematch.evaluation.cases import Case, answer, tokenizer_decode
-from sequencematch.evaluation.measuring import Evidence
+from sequencematch.evaluation.registry import Evidence
 from sequencematch.policy.display import decoder
 
 #: How many there are of each kind: from prompts as they are, and from those with a mistake.

@@ -204,8 +204,8 @@ def summary(recipe: Recipe) -> str:
     return "\n".join([yaml.safe_dump(json.loads(json.dumps(values, default=vars)), sort_keys=False), *sizes])
 
 
-def standing(recipe: Recipe) -> str:
-    """What an interrupted run leaves."""
+def describe_saved(recipe: Recipe) -> str:
+    """One sentence about the checkpoints that an interrupted run has saved."""
     found = checkpoints.checkpoints(recipe.output_dir)
     return f"The last checkpoint is {found[0]}." if found else "There is no checkpoint yet."
 

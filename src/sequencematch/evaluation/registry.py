@@ -1,4 +1,4 @@
-"""What can be measured on generations, by name: how, and what it takes before anything is generated."""
+"""The metrics by name: how each is measured, what it needs, and which tasks it refuses."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,9 +40,10 @@ ENCODER = "gpt2-large"
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a metric looks at. Before anything is generated the two lists of trajectories are empty.
+    """What metrics are computed from: a policy, a task, its test cases, and the trajectories that the policy generated.
 
-    `recovered` are those from prompts with a mistake; they are made for a metric that asks for them.
+    `trajectories` start from the prompts, `recovered` from prompts with a mistake. Both are empty before generation;
+    `recovered` stays empty unless a metric needs it.
     """
 
     policy: Policy
@@ -54,21 +55,22 @@ class Evidence:
     recovered: Sequence[Trajectory] = ()
 
     def are_right(self, trajectories: Sequence[Trajectory]) -> list[bool]:
-        """Whether each led to the right answer. One that left another question than it was asked did not."""
+        """Whether each trajectory ends in the right answer; False if the question itself was altered."""
         answers = [answer(self.policy, *pair) for pair in zip(self.cases, trajectories, strict=True)]
         pairs = zip(answers, self.cases, strict=True)
         return [found is not None and self.task.is_right(found, case.row) for found, case in pairs]
 
     def tokens(self) -> list[tuple[int, ...]]:
-        """What was written behind each prompt, in tokens."""
+        """The tokens of each completion, behind as much of its prompt as survived."""
         return [trajectory.final_parts[1] for trajectory in self.trajectories]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How something is measured. `check` refuses a task it can't be measured on, by the metric's name.
+    """How something is measured. `check` gets the metric's name and raises a `ValueError` for a task it does not fit.
 
-    It may need answers to be judged right or wrong, a second generation from prompts with a mistake, or an encoder.
+    A metric that `judges` needs answers to be right or wrong, one that `hands_mistakes` needs trajectories from prompts with
+    a mistake, and one that `encodes` needs an encoder of texts.
     """
 
     help: str
@@ -110,7 +112,7 @@ def load_encoder(name: str | Encoder | None, device: torch.device) -> Encoder:
 def reference_log_probs(
     policy: Policy, cases: Sequence[Case], batch_size: int, *, backspace: bool
 ) -> list[Float[Tensor, "_"]]:
-    """log p of each reference's tokens behind its prompt, `<eos>` included but for cut texts; V with `<bkspc>` or without."""
+    """Log-probabilities of each reference's tokens, and of `<eos>` unless the text was cut; `backspace` allows `<bkspc>`."""
     trajectories = [_demonstration(policy, case) for case in cases]
     order = sorted(range(len(cases)), key=lambda row: trajectories[row].num_nodes)
     found: dict[int, Tensor] = {}
