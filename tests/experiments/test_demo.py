@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from sequencematch.cli import app
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.experiments import demo
-from sequencematch.experiments.demo import COMPARED, HANDED, OBJECTIVES, Outcome, Scale
+from sequencematch.experiments.demo import COMPARED, HANDED, OBJECTIVES, Budget, Outcome
 from sequencematch.metrics import Measure
 from sequencematch.policy import Policy, display
 from sequencematch.policy.decoding.decoder import ActionEvent
 
-TINY = Scale(steps=4, batch_size=4, train_questions=40, test_questions=24)
+TINY = Budget(steps=4, batch_size=4, train_questions=40, test_questions=24)
 SPACE = ActionSpace(27, eos=26)  # a token is a letter
 CODES = {"": "", "0": "", "2": "dim", "32": "green", "9;31": "red strike"}
 #: What the bundled model makes of HANDED: kept of the answer handed over, deleted, put in its place, written behind that.
@@ -224,7 +224,7 @@ def test_what_is_saved_is_read_again_and_replaced_by_more(tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == {"results.json", "comparison.png"}
     record = json.loads((tmp_path / "a" / "b" / "results.json").read_text())
     assert (record["command"], record["is_complete"]) == ("sequencematch demo", True)
-    assert Scale(**record["scale"]) == TINY
+    assert Budget(**record["scale"]) == TINY
 
 
 # The bundled model, shown.
@@ -308,7 +308,7 @@ def test_an_outcome_is_told_of_before_the_next_begins_and_one_seed_is_kept(
     happened: list[tuple[str, str, int]] = []
     kept: list[Path | None] = []
 
-    def train(objective: str, _: Scale, seed: int, save_to: Path | None) -> Outcome:
+    def train(objective: str, _: Budget, seed: int, save_to: Path | None) -> Outcome:
         happened.append(("begins", objective, seed))
         kept.append(save_to)
         return outcome(objective, seed)
@@ -389,7 +389,7 @@ def test_the_command_ends_in_the_table_and_the_figure(tmp_path: Path, monkeypatc
     assert str(tmp_path / "comparison.png") in result.stdout.replace("\n", "")
     record = json.loads((tmp_path / "results.json").read_text())
     assert (record["command"], record["is_complete"]) == ("sequencematch demo --quick --seeds 2", True)
-    assert Scale(**record["scale"]) == demo.QUICK
+    assert Budget(**record["scale"]) == demo.QUICK
     assert [(o.seed, o.objective) for o in demo.read(tmp_path)] == [(s, name) for s in range(2) for name in OBJECTIVES]
 
 

@@ -45,7 +45,7 @@ COMPARED: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Scale:
+class Budget:
     """How long each fine-tuning takes, and on how many questions it is tested."""
 
     steps: int
@@ -54,7 +54,7 @@ class Scale:
     test_questions: int
 
 
-FULL, QUICK = Scale(1000, 32, 8000, 500), Scale(200, 32, 4000, 200)
+FULL, QUICK = Budget(1000, 32, 8000, 500), Budget(200, 32, 4000, 200)
 
 
 @dataclass(frozen=True)
@@ -73,38 +73,38 @@ class Outcome:
         return next(measure for measure in self.measures if measure.name == name)
 
 
-def task(scale: Scale) -> Arithmetic:
+def task(budget: Budget) -> Arithmetic:
     """Sums and differences of up to four digits."""
     return Arithmetic(
         entropy=(2.0, 4.0),
         bases=(5, 9),
-        train_size=scale.train_questions,
-        test_size=scale.test_questions,
+        train_size=budget.train_questions,
+        test_size=budget.test_questions,
         max_new_tokens=12,
     )
 
 
-def config(objective: str, scale: Scale, seed: int, folder: str) -> SequenceMatchConfig:
+def config(objective: str, budget: Budget, seed: int, folder: str) -> SequenceMatchConfig:
     """The same run for all three; where there is `<bkspc>`, noise of wrong digits, and half of SequenceMatch's steps are BC."""
     own: dict[str, Any] = {}
     if objective != "mle":
         own |= {"noise_rate": 0.3, "noise_source": "tokens"}
     if objective == "sequencematch":
-        own |= {"bc_steps": scale.steps // 2, "bc_anneal_steps": scale.steps // 4, "generation_batch_size": 256}
+        own |= {"bc_steps": budget.steps // 2, "bc_anneal_steps": budget.steps // 4, "generation_batch_size": 256}
     return SequenceMatchConfig(
         folder,
         objective=objective,
         seed=seed,
-        max_steps=scale.steps,
-        per_device_train_batch_size=scale.batch_size,
+        max_steps=budget.steps,
+        per_device_train_batch_size=budget.batch_size,
         learning_rate=1e-3,
         lr_scheduler_type="cosine",
-        warmup_steps=scale.steps // 20,
+        warmup_steps=budget.steps // 20,
         adam_beta2=0.98,
         max_length=128,
         max_completion_length=12,
         packing=True,
-        logging_steps=max(scale.steps // 5, 1),
+        logging_steps=max(budget.steps // 5, 1),
         save_strategy="no",
         report_to="none",
         use_cpu=True,
@@ -129,12 +129,12 @@ def show(console: Console, pause_s: float = 0.4) -> None:
     console.print()
 
 
-def fine_tune(objective: str, scale: Scale, seed: int, save_to: Path | None) -> Outcome:
+def fine_tune(objective: str, budget: Budget, seed: int, save_to: Path | None) -> Outcome:
     """Fine-tune the base model on a CPU, measure it on questions it has not seen, and keep it."""
     start = time.perf_counter()
-    questions = task(scale)
+    questions = task(budget)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = SequenceMatchTrainer(BASE, config(objective, scale, seed, scratch), questions.train())
+        trainer = SequenceMatchTrainer(BASE, config(objective, budget, seed, scratch), questions.train())
         trainer.train()
     trained = time.perf_counter()
     policy = trainer.model.eval()
@@ -152,7 +152,7 @@ def check_installed() -> None:
 
 
 def run(
-    scale: Scale, seeds: Sequence[int], folder: Path, console: Console, finished: Callable[[Outcome], None]
+    budget: Budget, seeds: Sequence[int], folder: Path, console: Console, finished: Callable[[Outcome], None]
 ) -> list[Outcome]:
     """Every objective with every seed; `finished` is told of each, so that an interruption loses only one."""
     check_installed()
@@ -162,18 +162,18 @@ def run(
             of = f", seed {seed}" if len(seeds) > 1 else ""
             console.print(f"Fine-tuning with {name} ({len(outcomes) + 1} of {len(seeds) * len(OBJECTIVES)}{of})")
             save_to = folder / objective if seed == seeds[0] else None
-            outcomes.append(fine_tune(objective, scale, seed, save_to))
+            outcomes.append(fine_tune(objective, budget, seed, save_to))
             finished(outcomes[-1])
     return outcomes
 
 
-def save(outcomes: Sequence[Outcome], scale: Scale, folder: Path, command: str, *, is_complete: bool) -> None:
+def save(outcomes: Sequence[Outcome], budget: Budget, folder: Path, command: str, *, is_complete: bool) -> None:
     """Write `results.json` and `comparison.png`, replacing those of fewer outcomes."""
     record = {
         "command": command,
         "is_complete": is_complete,
-        "task": repr(task(scale)),
-        "scale": dataclasses.asdict(scale),
+        "task": repr(task(budget)),
+        "scale": dataclasses.asdict(budget),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
