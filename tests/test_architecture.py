@@ -1,12 +1,14 @@
 """The architecture is the folder tree: imports point one way, importing does nothing, and core cites the paper."""
 
 import ast
+import graphlib
 import importlib
 import inspect
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(source: str) -> set[str]:
-    """Every module a file imports, at its top or inside a function."""
+    """Every name a file imports: at its top, inside a function, or for type checking only."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -54,11 +56,31 @@ def wrong_imports(layer: str, source: str) -> list[str]:
     return wrong
 
 
+def cycle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, as module name → source says; empty if there are none."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        # `from package import name` imports the module of that name, or else the package itself.
+        targets = {name if name in sources else name.rpartition(".")[0] for name in imported(source)}
+        graph[module] = targets & sources.keys() - {module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(reversed(error.args[1]))  # so that each imports the next
+    return []
+
+
+def test_the_folders_are_the_layers() -> None:
+    print(" ← ".join(", ".join(layers) for layers in LAYERS))
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES} - {"__init__"}
+    assert found <= RANK.keys(), "add the new one to LAYERS, where it belongs"
+    assert RANK.keys() - found <= {"serving"}  # which is to come
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_up_the_layers_only(path: Path) -> None:
     layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if layer != "__init__":
-        assert layer in RANK, f"{layer} is not a layer; add it where it belongs"
         assert wrong_imports(layer, path.read_text()) == []
 
 
@@ -80,12 +102,39 @@ def test_an_import_the_wrong_way_is_caught(layer: str, line: str) -> None:
     assert wrong_imports(layer, line) != []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    sources = {}
+    for path in MODULES:
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        sources[name.removesuffix(".__init__")] = path.read_text()
+    found = cycle(sources)
+    assert not found, " imports ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "found"),
+    [
+        ("import p.b", "from p import a", "", ["p.a", "p.b", "p.a"]),
+        ("from p.b import x", "from p.c import y", "from p.a import z", ["p.a", "p.b", "p.c", "p.a"]),
+        ("from p.b import x", "def f():\n    import p.a", "", ["p.a", "p.b", "p.a"]),
+        ("from p.b import x", "if TYPE_CHECKING:\n    from p.a import y", "", ["p.a", "p.b", "p.a"]),
+        ("from p.b import x", "import p.c", "import torch", []),
+        ("import p.b, p.c", "from p.c import x", "", []),
+    ],
+)
+def test_a_circle_of_imports_is_found(a: str, b: str, c: str, found: list[str]) -> None:
+    circle = cycle({"p.a": a, "p.b": b, "p.c": c})
+    assert sorted(circle[1:]) == sorted(found[1:])
+    turned = found[1:] * 2  # it may start anywhere
+    assert not circle or any(turned[i : i + len(circle) - 1] == circle[1:] for i in range(len(circle)))
+
+
 def test_importing_prints_nothing_seeds_nothing_and_leaves_transformers_alone() -> None:
     code = """
 import random, sys, torch
 before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.get_num_threads()
 import sequencematch, sequencematch.core
-from sequencematch.data import examples, rows, seeds, settings, spelling
+from sequencematch.data import examples, files, markdown, pieces, rows, seeds, settings, spelling
 after = torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.get_num_threads()
 assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 assert not {"transformers", "beartype", "matplotlib", "datasets"} & sys.modules.keys()
