@@ -13,8 +13,8 @@ from sequencematch.core.divergences import DIVERGENCES
 from sequencematch.core.encoding import Encoding
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.training import collator as collator_module
-from sequencematch.training.collator import encode_batch
+from sequencematch.training import step as step_module
+from sequencematch.training.step import encode_batch
 from tests.oracles import equations
 from tests.training.tiny_run import policy as tiny_policy
 from tests.training.tiny_run import trainer
@@ -42,7 +42,7 @@ def one_step(
         batches.append(tuple(trajectories))
         return encode_batch(trajectories, hidden_size)
 
-    monkeypatch.setattr(collator_module, "encode_batch", record)
+    monkeypatch.setattr(step_module, "encode_batch", record)
     policy, gradients = tiny_policy(exact=True), Gradients()
     with torch.no_grad():  # an offset head that does something, and a row that is not the mean of the others
         for parameter in policy.backspace.parameters():

@@ -2,26 +2,27 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from sequencematch.bench import paper_recipe
 from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes, seconds_of
 from sequencematch.bench.peers import autocast, mle_step, same_rows_step, updater, with_attention
 from sequencematch.bench.session import Generated, Session, random_prompts
 from sequencematch.bench.workloads import NOISE, Workload, of_step, text
-from sequencematch.core.objectives import Scores, bc_loss, sequencematch_loss
+from sequencematch.core.divergences import CHI2_MIXTURE
 from sequencematch.policy import Policy
 from sequencematch.policy.compiling import compile_layers, uncompiled
-from sequencematch.policy.fusing import fused, fusions
+from sequencematch.policy.fusing import fusions
 from sequencematch.policy.merging import without_input_casts
 from sequencematch.policy.spine import SPINE
-from sequencematch.training.collator import encode_parts, parts_wanted, pass_room
+from sequencematch.training.losses import OBJECTIVES, Batch, Weights
+from sequencematch.training.step import accumulate_gradients
 
 ALPHA, GAMMA = 0.01, 0.998
+WEIGHTS = Weights(CHI2_MIXTURE, ALPHA, GAMMA, bc_weight=0.0)
 MLE, CONTROL, BC, PAPER = "MLE", "MLE (A/A control)", "BC", "the paper's recipe"
 #: What MLE would cost if its users switched off what our trainer switches off.
 NO_CASTS = "MLE without PEFT's input casts"
@@ -30,26 +31,19 @@ PAPER_SAMPLES = 64
 
 
 def our_step(policy: Policy, work: Workload, update: Callable[[], None], *, is_compiled: bool = False) -> Call:
-    """A step as the trainer makes it: encoding, mask, forward over data and rollouts, loss, backward.
+    """A step as the trainer makes it: SequenceMatch, or behavioural cloning where there are no rollouts."""
+    device, found = str(policy.device), [] if is_compiled else fusions(policy.base)
+    objective = OBJECTIVES["sequencematch" if work.rollouts else "bc"]
 
-    In as many passes as take no more nodes than the data has. Behavioural cloning where there are no rollouts.
-    """
-    found = [] if is_compiled else fusions(policy.base)
-    device, hidden_size, num_items = str(policy.device), policy.base.config.hidden_size, sum(map(len, work.data))
-    count = parts_wanted(work.data, work.rollouts, pass_room(work.clean.numel(), device))
+    def forward_backward(part: Batch) -> Tensor:
+        with autocast(device):
+            loss, _ = objective.loss(policy, part.to(device), WEIGHTS)
+        loss.backward()
+        return loss.detach()
 
     def step() -> None:
-        with without_input_casts(policy) if device.startswith("cuda") else nullcontext(), fused(found):
-            for encoding, num_data, num_rollouts in encode_parts(work.data, work.rollouts, count, hidden_size):
-                with autocast(device):
-                    scores: Scores = policy(encoding.to(device))
-                    if num_rollouts:
-                        data, model = scores[:num_data], scores[num_data:]
-                        options: dict[str, Any] = {"alpha": ALPHA, "gamma": GAMMA, "num_items": num_items}
-                        loss = sequencematch_loss(data, model, model_weight=1.0, **options).loss
-                    else:
-                        loss = bc_loss(scores, num_items=num_items)
-                loss.backward()
+        parts = work.parts(policy.base.config.hidden_size, device)
+        accumulate_gradients(policy, parts, forward_backward, found, is_autocast=device.startswith("cuda"))
         update()
 
     return step
@@ -96,9 +90,7 @@ def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]
         noised = text(policy.space, scale.batch, scale.context, None, noise=NOISE)
         ours[BC] = our_step(policy, noised, update)
         for name, workload in ((BC, noised), ("equal", equal)):
-            count = parts_wanted(workload.data, workload.rollouts, workload.clean.numel())
-            parts = encode_parts(workload.data, workload.rollouts, count, scale.step.hidden)
-            rows = [encoding for encoding, *_ in parts]
+            rows = [part.encoding for part in workload.parts(scale.step.hidden, device)]
             peers[f"same rows, {name}"] = same_rows_step(policy.model, rows, device, update)
     if scale.is_lora:
         peers[NO_CASTS] = without_casts(policy, peers[CONTROL])

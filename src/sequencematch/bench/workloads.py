@@ -10,7 +10,8 @@ from sequencematch.bench.shapes import BOS, EOS, FIRST, Scale
 from sequencematch.core.encoding import Encoding
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import add_noise, token_noise
-from sequencematch.training.collator import encode_batch
+from sequencematch.training.losses import Batch
+from sequencematch.training.step import encode_batch, encode_parts, node_budget, num_passes
 
 BACKSPACES, NOISE = 0.1, 0.2
 
@@ -32,6 +33,11 @@ class Workload:
     def encode(self, hidden_size: int) -> Encoding:
         """All of them packed as the trainer packs them for a model of that width."""
         return encode_batch(self.trajectories, hidden_size)
+
+    def parts(self, hidden_size: int, device: str) -> list[Batch]:
+        """The same split into forward passes, as the trainer splits a batch."""
+        count = num_passes(self.data, self.rollouts, node_budget(self.clean.numel(), device))
+        return encode_parts(self.data, self.rollouts, count, sum(map(len, self.data)), hidden_size)
 
 
 def space_of(vocab: int) -> ActionSpace:

@@ -1,4 +1,4 @@
-"""Examples → noised, cut trajectories → one encoding with rollouts beside them (Alg. 1, §4.2)."""
+"""Examples → noised trajectories, cut to the context (§4.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 
-from sequencematch.core.encoding import Encoding, encode, fitting_row_length
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import NoiseSource, add_noise, token_noise
 from sequencematch.data.examples import Example, Reader
 from sequencematch.data.seeds import hash_seed
 
-#: Below so many nodes a GPU is not faster for having fewer.
-GPU_NODES = 8192
 #: Sorting a vocabulary takes longer than drawing from it.
 _token_noise = lru_cache(maxsize=256)(token_noise)
 
@@ -64,29 +61,3 @@ class Collator:
             if noised.num_nodes <= self.read.max_length or self.read.may_cut(example):
                 trajectory = noised.truncate(self.read.max_length)
         return trajectory.score_prompt() if self.read.scores_prompt else trajectory
-
-
-def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) -> Encoding:
-    """One encoding of data and rollouts: a row each, or, for a model of that width, packed with equal prompts shared."""
-    if hidden_size is None:
-        return encode(trajectories)
-    return encode(trajectories, row_length=fitting_row_length(trajectories, hidden_size), share_prompts=True)
-
-
-def pass_room(data_nodes: int, device: torch.device | str) -> int:
-    """How many nodes a forward pass may have: those of the data, and on a GPU at least as many as keep it busy."""
-    return max(data_nodes, GPU_NODES if torch.device(device).type == "cuda" else 1)
-
-
-def parts_wanted(data: Sequence[Trajectory], model: Sequence[Trajectory], room: int) -> int:
-    """In how many forward passes a batch fits into `room` nodes each, with data, and rollouts if there are any, in all."""
-    nodes = sum(trajectory.num_nodes for trajectory in (*data, *model))
-    return min(-(-nodes // room), len(data), len(model) or len(data))
-
-
-def encode_parts(
-    data: Sequence[Trajectory], model: Sequence[Trajectory], count: int, hidden_size: int | None
-) -> list[tuple[Encoding, int, int]]:
-    """A batch in `count` forward passes, each with its encoding and its numbers of data trajectories and rollouts."""
-    shares = [(data[part::count], model[part::count]) for part in range(count)]
-    return [(encode_batch([*d, *m], hidden_size), len(d), len(m)) for d, m in shares]

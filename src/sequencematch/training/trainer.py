@@ -27,12 +27,13 @@ from sequencematch.policy.sharding import is_sharded
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
-from sequencematch.training.collator import Collator, encode_batch, encode_parts, parts_wanted, pass_room
+from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.signals import Signal, Signals, describe
+from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
 
 REPLAY, SIGNALS = "replay.safetensors", "signals.json"
 
@@ -165,18 +166,17 @@ class SequenceMatchTrainer(Trainer):
         return batches, num_items
 
     def _parts(self, data: list[Trajectory], model: list[Trajectory], num_items: int) -> list[Batch]:
-        """A batch as encoded, in as many forward passes as keep it to the memory of its data, or to what keeps a GPU busy.
+        """A batch, encoded and split so that each forward pass fits the data's node budget.
 
-        Every process makes as many, since weights that are spread over them are asked for in each.
+        Every process makes as many passes: sharded weights are gathered in each.
         """
-        room = pass_room(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
-        count = parts_wanted(data, model, room)
+        budget = node_budget(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
+        count = num_passes(data, model, budget)
         if self.accelerator.num_processes > 1:
             fits = torch.tensor([[count, len(data)]], device=self.args.device)
             wanted, possible = self.accelerator.gather(fits).T
             count = int(torch.minimum(wanted.max(), possible.min()))
-        parts = encode_parts(data, model, count, self.hidden_size)
-        return [Batch(part, d, num_items, model_weight=1.0 if m else None) for part, d, m in parts]
+        return encode_parts(data, model, count, num_items, self.hidden_size)
 
     @cached_property
     def fusions(self) -> list[Fusion]:
@@ -188,14 +188,14 @@ class SequenceMatchTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: dict[str, list[Batch]], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward over the parts of a batch; gradients are exchanged with the last."""
-        losses = []
+        parts, run = inputs["parts"], super().training_step
+
+        def forward_backward(part: Batch) -> Tensor:
+            with nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
+                return run(model, {"batch": part}, num_items_in_batch)
+
         is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
-        with self.model.for_training(self.fusions, autocast=is_autocast):
-            for part in inputs["parts"]:
-                is_last = part is inputs["parts"][-1]
-                with nullcontext() if is_last else self.accelerator.no_sync(model):
-                    losses.append(super().training_step(model, {"batch": part}, num_items_in_batch))
-        return torch.stack(losses).sum()
+        return accumulate_gradients(self.model, parts, forward_backward, self.fusions, is_autocast=is_autocast)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Batch], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -1,0 +1,62 @@
+"""A training step: data and rollouts in forward passes that fit a node budget, each followed by its backward pass (Alg. 1)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from sequencematch.core.encoding import Encoding, encode, fitting_row_length
+from sequencematch.core.mdp import Trajectory
+from sequencematch.policy import Policy
+from sequencematch.policy.fusing import Fusion, fused
+from sequencematch.policy.merging import without_input_casts
+from sequencematch.training.losses import Batch
+
+#: Smallest forward pass that saturates a GPU, in nodes.
+GPU_NODES = 8192
+
+
+def node_budget(data_nodes: int, device: torch.device | str) -> int:
+    """Most nodes of a forward pass: as many as the data has, and on a GPU at least `GPU_NODES`."""
+    return max(data_nodes, GPU_NODES if torch.device(device).type == "cuda" else 1)
+
+
+def num_passes(data: Sequence[Trajectory], rollouts: Sequence[Trajectory], budget: int) -> int:
+    """Forward passes that keep each to the node budget, if every pass gets data, and rollouts where there are any."""
+    nodes = sum(trajectory.num_nodes for trajectory in (*data, *rollouts))
+    return min(-(-nodes // budget), len(data), len(rollouts) or len(data))
+
+
+def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) -> Encoding:
+    """One encoding of data and rollouts: a row each, or, for a model of that width, packed with equal prompts shared."""
+    if hidden_size is None:
+        return encode(trajectories)
+    return encode(trajectories, row_length=fitting_row_length(trajectories, hidden_size), share_prompts=True)
+
+
+def encode_parts(
+    data: Sequence[Trajectory], rollouts: Sequence[Trajectory], count: int, num_items: int, hidden_size: int | None
+) -> list[Batch]:
+    """A batch in `count` parts, one per forward pass, with data and rollouts in each; `num_items` is the whole step's N."""
+    shares = [(data[part::count], rollouts[part::count]) for part in range(count)]
+    return [
+        Batch(encode_batch([*d, *r], hidden_size), len(d), num_items, model_weight=1.0 if r else None)
+        for d, r in shares
+    ]
+
+
+def accumulate_gradients(
+    policy: Policy,
+    parts: Sequence[Batch],
+    forward_backward: Callable[[Batch], Tensor],
+    fusions: Sequence[Fusion],
+    *,
+    is_autocast: bool,
+) -> Tensor:
+    """Run every part forward and backward with fused kernels; gradients add up, and so do the losses that are returned.
+
+    `forward_backward` computes the loss of a part, calls its backward pass and returns it without a graph.
+    """
+    with without_input_casts(policy) if is_autocast else nullcontext(), fused(fusions):
+        return torch.stack([forward_backward(part) for part in parts]).sum()
