@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -320,82 +319,6 @@ class _TypedCommand(TyperCommand):
         """Remember, then parse."""
         ctx.meta["typed"] = ["sequencematch", ctx.info_name, *args]
         return list(super().parse_args(ctx, args))
-
-
-@app.command(cls=_TypedCommand)
-@_one_line_errors()
-def bench(
-    context: typer.Context,
-    suites: Annotated[list[str] | None, typer.Argument(metavar="[SUITE]…", help="Which to run. Default: all.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small shapes and three rounds: two minutes, and nothing is judged.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, on one thread, or cuda.")] = "cpu",
-    rounds: Annotated[int, typer.Option(help="How often everything is measured; 11 is the least.")] = 11,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/bench"),
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Write FOLDER/profile.md instead: where each variant's time goes.")
-    ] = False,
-    list_suites: Annotated[bool, typer.Option("--list", help="List the suites and exit.")] = False,
-) -> None:
-    """Measure training and sampling beside plain Hugging Face and the paper's own recipe.
-
-    Variants take turns in one process; every number is the median of ratios of the same round, and each suite measures one
-    variant twice as a control. On a CPU process time counts, on a GPU time until all its work is done.
-
-    FOLDER will hold bench.json, bench.md and bench.png. Ctrl-C leaves what is measured. All suites take half an hour on a CPU.
-    With --profile every variant but whole training runs is called once under torch's profiler, and nothing is measured.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler, which counts memory, would tell of itself
-    _silence_bitsandbytes()
-    from sequencematch.bench import profile as profiling
-    from sequencematch.bench import report, run
-
-    if list_suites:
-        for name, suite in run.SUITES.items():
-            typer.echo(f"{name:<12}{(suite.__doc__ or '').splitlines()[0]}")
-        return
-    names = run.chosen(suites or [], is_profiled=profile)
-    session = run.session_for(device, quick=quick, rounds=rounds, is_profiled=profile)
-    from rich.console import Console
-
-    _quiet()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    command = shlex.join(context.meta["typed"])
-    measured = run.run(session, names, lambda name: typer.echo(f"Measuring {name} …", err=True))
-    if profile:
-        try:
-            list(measured)
-        finally:
-            if session.profiles:
-                profiling.save(session.profiles, out, command)
-                typer.echo(f"Wrote {out / profiling.FILE}.")
-        return
-    rows: list[Any] = []
-
-    def so_far(*, is_complete: bool = False) -> Any:
-        return report.Report.of(session, rows, command, is_complete=is_complete)
-
-    try:
-        for row in measured:
-            rows.append(row)
-            report.save(so_far(), out)
-    except KeyboardInterrupt as interrupt:
-        if rows:
-            console.print(report.table(so_far()))
-        left = f"What is measured is in {out / report.JSON}." if rows else "Nothing was measured."
-        typer.echo(f"Interrupted. {left}", err=True)
-        raise typer.Exit(130) from interrupt
-    whole = so_far(is_complete=True)
-    report.save(whole, out)
-    console.print(report.table(whole))
-    typer.echo(f"Wrote {out / report.JSON}.")
-    report.draw(whole, out)
-    typer.echo(f"Wrote {out / report.PLOT}.")
-    if whole.is_full:
-        console.print(report.table(whole, judged_only=True))
 
 
 def _recipes() -> Any:
