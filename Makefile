@@ -27,8 +27,8 @@ format: setup  ## rewrite the code the way the check wants it
 demo: setup  ## a model deletes wrong digits; then three ways to train it are compared
 	$(BIN)/sequencematch demo
 
-bench: setup  ## training and sampling beside plain Hugging Face and the paper's recipe, on one thread; BENCH=--quick takes a minute
-	$(BIN)/sequencematch bench --out results/bench/cpu $(BENCH)
+bench: setup  ## training and sampling beside plain Hugging Face and the paper's recipe, on one thread; BENCH=--quick takes two minutes
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:  ## remove what the other targets made
 	rm -rf .venv out

@@ -1,4 +1,4 @@
-"""The bundled model on 1,000 questions that it was neither trained on nor chosen by."""
+"""Evaluate the bundled model on 1,000 questions that it was neither trained on nor chosen by."""
 
 import dataclasses
 from typing import Any
@@ -7,23 +7,23 @@ from sequencematch.evaluation import evaluate
 from sequencematch.policy import Policy
 from sequencematch.tasks import Arithmetic, Row
 
-#: What it was trained on; the test of this task helped to choose it among five runs.
+#: The task it was trained on. Its test questions chose the model among five runs.
 KNOWN = Arithmetic(bases=(2, 9), entropy=(2.0, 6.0), train_size=100_000, test_size=500)
 SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, {"ban_deleted": True})
 
 
 @dataclasses.dataclass(frozen=True)
 class Unseen(Arithmetic):
-    """Questions of another seed, those of `KNOWN` left out."""
+    """Questions of another seed, without those of `KNOWN`."""
 
     def test(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
-        """The first thousand that are new."""
+        """The first thousand new questions."""
         known = {row["prompt"] for row in (*KNOWN.train(), *KNOWN.test())}
         return [row for row in super().test() if row["prompt"] not in known][:1000]
 
 
 def main() -> None:
-    """Print what is measured, greedily, at temperature 1, and without writing again what was deleted."""
+    """Print the measures of greedy decoding, of temperature 1, and of greedy decoding with `ban_deleted`."""
     policy = Policy.from_pretrained("sequencematch/arithmetic")
     task = Unseen(bases=(2, 9), entropy=(2.0, 6.0), seed=1, test_size=4000)
     for sampling in SAMPLINGS:

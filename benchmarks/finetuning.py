@@ -1,4 +1,4 @@
-"""SequenceMatch fine-tuning of a real model on prompt–completion data: loss curve, memory, and where the time goes."""
+"""Fine-tune a real model on prompt–completion data; record losses, memory, and the share of time spent in rollouts."""
 
 import argparse
 import itertools
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.timing import write_json
 from sequencematch import Policy, SequenceMatchConfig, SequenceMatchTrainer
-from sequencematch.bench.measure import write_json
 
 
 def fine_tune(args: argparse.Namespace) -> dict[str, Any]:
-    """One run, and what it says of itself."""
+    """Train and test once; return the record."""
     train, test = ([json.loads(line) for line in path.read_text().splitlines()] for path in (args.train, args.test))
     peft_config = None
     if args.adapter:
@@ -77,11 +77,11 @@ def fine_tune(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a few lines and write everything as JSON."""
+    """Write the record as JSON and print a summary."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.finetuning", description=__doc__)
     parser.add_argument("model", type=Path, help="a model's folder")
     parser.add_argument("train", type=Path, help="a .jsonl file with prompt, completion and perhaps noise_tokens")
-    parser.add_argument("test", type=Path, help="another")
+    parser.add_argument("test", type=Path, help="a .jsonl file with prompt and completion")
     parser.add_argument("--adapter", action="store_true", help="LoRA, r = 64, instead of all weights")
     parser.add_argument("--objective", default="sequencematch", help="sequencematch, bc, mle or unlikelihood")
     parser.add_argument("--alpha", type=float, default=0.1)

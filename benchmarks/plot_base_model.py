@@ -1,4 +1,4 @@
-"""How the bundled base model learnt to add, from the JSON that `sequencematch.experiments.base_model` wrote."""
+"""Learning curves of the bundled base model, from the JSON that `benchmarks.base_model` wrote."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 
 def main() -> None:
-    """Draw the loss and the share of wrong answers of all runs."""
+    """Draw the loss and the share of wrong answers of each run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot_base_model", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="curve.json of each run")
     parser.add_argument("--out", type=Path, required=True, help="a .png file")

@@ -21,7 +21,7 @@ LAYERS = [
     ("policy", "tasks", "metrics"),
     ("training",),
     ("evaluation",),
-    ("bench", "experiments", "serving"),
+    ("experiments", "serving"),
     ("cli",),
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sequencematch.bench.report import markdown, read
+from benchmarks.report import markdown, read
 from sequencematch.experiments import demo
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions

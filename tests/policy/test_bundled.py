@@ -16,8 +16,8 @@ import torch
 from peft import LoraConfig
 from typer.testing import CliRunner
 
+from benchmarks.base_model import questions
 from sequencematch import cli
-from sequencematch.experiments.base_model import questions
 from sequencematch.experiments.demo import HANDED
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.storage import BUNDLED

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sequencematch.bench.measure import peak_bytes
+from benchmarks.timing import peak_bytes
 from sequencematch.policy import head
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 

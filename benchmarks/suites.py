@@ -5,22 +5,22 @@ from types import MappingProxyType
 
 import torch
 
-from sequencematch.bench.attention import attention
-from sequencematch.bench.decoding import decoding
-from sequencematch.bench.encoding import encoding
-from sequencematch.bench.end_to_end import end_to_end
-from sequencematch.bench.head import head
-from sequencematch.bench.length import length
-from sequencematch.bench.measure import Row, one_thread, signature
-from sequencematch.bench.session import Session
-from sequencematch.bench.shapes import CPU, H200, QUICK, Scale
-from sequencematch.bench.step import step
-from sequencematch.bench.targets import MIN_ROUNDS
+from benchmarks.attention import attention
+from benchmarks.decoding import decoding
+from benchmarks.encoding import encoding
+from benchmarks.end_to_end import end_to_end
+from benchmarks.head import head
+from benchmarks.length import length
+from benchmarks.session import Session
+from benchmarks.shapes import CPU, H200, QUICK, Scale
+from benchmarks.step import step
+from benchmarks.targets import MIN_ROUNDS
+from benchmarks.timing import Measurement, one_thread, provenance
 from sequencematch.data.spelling import check_choice
 
-Suite = Callable[[Session], Iterator[Row]]
+Suite = Callable[[Session], Iterator[Measurement]]
 
-#: Every suite; those that share a model follow each other.
+#: Every suite, in the order of running: suites that share a model are neighbours.
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {
         "encoding": encoding,
@@ -33,12 +33,12 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
     }
 )
 QUICK_ROUNDS = 3
-#: Whole training runs would fill a profile with what the other suites have already.
+#: Whole training runs consist of steps and generations, which other suites profile.
 NOT_PROFILED = ("end_to_end",)
 
 
 def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS, is_profiled: bool = False) -> Session:
-    """What a device is measured, or profiled, with."""
+    """The session for a device, with its scale and rounds."""
     least = 1 if quick or is_profiled else MIN_ROUNDS
     if rounds < least:
         raise ValueError(
@@ -55,18 +55,18 @@ def session_for(device: str, *, quick: bool = False, rounds: int = MIN_ROUNDS, i
 
 
 def chosen(names: Sequence[str], *, is_profiled: bool = False) -> list[str]:
-    """The suites of these names in the order of running, or all; of those that are profiled, where they are to be."""
+    """The suites of these names in the order of running, by default all that can be measured, or profiled."""
     known = [name for name in SUITES if not (is_profiled and name in NOT_PROFILED)]
     for name in names:
         check_choice("SUITE", name, known)
     return [name for name in known if not names or name in names]
 
 
-def run(session: Session, names: Sequence[str], begun: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
-    """Rows as they are measured, on one CPU thread; `begun` is told of every suite."""
+def run(session: Session, names: Sequence[str], begun: Callable[[str], None] = lambda _: None) -> Iterator[Measurement]:
+    """Run suites on one CPU thread and yield measurements as they are made; `begun` is called with the name of each suite."""
     threads = torch.get_num_threads()
     one_thread()
-    signature("")  # reads the commit before anything is measured
+    provenance("")  # caches the commit before anything is measured
     try:
         for name in names:
             begun(name)

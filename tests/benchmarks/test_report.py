@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sequencematch.bench.measure import Row
-from sequencematch.bench.report import JSON, PLOT, Report, draw, read, save, table
-from sequencematch.bench.targets import Verdict, judge
-from tests.bench.known import session
+from benchmarks.report import JSON, PLOT, Report, draw, read, save, table
+from benchmarks.targets import Verdict, judge
+from benchmarks.timing import Measurement
+from tests.benchmarks.known import session
 
 H200 = "NVIDIA H200"
 
 
-def row(target: str | None, value: float) -> Row:
-    return Row("step", f"{target} at {value}", value, rounds=11, middle=(value, value), target=target)
+def row(target: str | None, value: float) -> Measurement:
+    return Measurement("step", f"{target} at {value}", value, rounds=11, middle=(value, value), target=target)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sequencematch.bench import paper_recipe
-from sequencematch.bench.workloads import Workload, prompted, space_of, text
+from benchmarks import paper_recipe
+from benchmarks.workloads import Workload, prompted, space_of, text
 from sequencematch.core.encoding import encode
 from sequencematch.core.objectives import sequencematch_loss
 from sequencematch.policy import Policy
-from tests.bench.known import policy
+from tests.benchmarks.known import policy
 
 SPACE = space_of(64)
 WORKLOADS = {

@@ -1,4 +1,4 @@
-"""How everything is measured: variants interleaved in one process, medians of paired ratios, peak memory by allocation."""
+"""Timing: variants interleaved in one process, medians of paired ratios, peak memory; and what made a number."""
 
 import ctypes
 import importlib.metadata
@@ -27,10 +27,10 @@ Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One number: what it is, of how many rounds it is the median, and the range that holds the middle half of them.
+class Measurement:
+    """A number, the rounds it is the median of, and the range of their middle half.
 
-    `target` is the key of what it is held against, if anything; see `targets.py`.
+    `target` is its key in `targets.py`, if it has one.
     """
 
     suite: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def one_thread() -> None:
-    """One CPU thread, and memory that stays: glibc gives freed pages back and takes them again as its thresholds happen to lie."""
+    """Use one CPU thread, and keep glibc from returning freed pages: taking them again would add page faults at random."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
@@ -54,7 +54,7 @@ def one_thread() -> None:
 
 
 def now(device: str) -> float:
-    """Seconds: process time on a CPU, so that other programs don't count; wall time when a GPU has done all its work."""
+    """Seconds on a clock: process time on a CPU, so that other programs don't count; on a GPU wall time after a synchronize."""
     if not device.startswith("cuda"):
         return time.process_time()
     torch.cuda.synchronize()
@@ -72,10 +72,10 @@ def seconds_of(call: Call, device: str, repeats: int = 1) -> float:
 def interleaved_seconds(
     variants: Mapping[str, Call], rounds: int, *, device: str = "cpu", at_least_s: float = 0.05, title: str = ""
 ) -> Seconds:
-    """Seconds per call of each variant in each round, all of them inside a round, in an order that changes.
+    """Seconds per call of each variant in each round; every round runs all variants, in a random order.
 
-    What ran before leaves caches and memory as it likes them. A variant is therefore called so often in a row that a round of
-    it lasts `at_least_s`, and follows now one, now another.
+    A variant finds the caches and the memory that the one before it left. Therefore the order changes, and each variant is
+    called repeatedly, for at least `at_least_s` a round.
     """
     orders = random.Random(0)
     repeats: dict[str, int] = {}
@@ -95,18 +95,18 @@ def interleaved_seconds(
 
 
 def paired(seconds: Seconds, slow: str, fast: str) -> list[float]:
-    """How many times longer `slow` took than `fast`, round by round."""
+    """Seconds of `slow` over seconds of `fast`, round by round."""
     return [s / f for s, f in zip(seconds[slow], seconds[fast], strict=True)]
 
 
-def median_row(suite: str, name: str, values: list[float], **fields: Any) -> Row:
-    """The row of a median, with the middle half of its values."""
+def measured(suite: str, name: str, values: list[float], **fields: Any) -> Measurement:
+    """The median of these values, one per round, with the range of their middle half."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return Row(suite, name, statistics.median(values), rounds=len(values), middle=(low, high), **fields)
+    return Measurement(suite, name, statistics.median(values), rounds=len(values), middle=(low, high), **fields)
 
 
 def peak_bytes(call: Call, device: str = "cpu") -> int:
-    """The most memory that torch's allocator held at once during the call, beyond what it held before."""
+    """Peak of torch's allocator during the call, less what it held before."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -126,7 +126,7 @@ def peak_bytes(call: Call, device: str = "cpu") -> int:
 
 
 def copy_bandwidth(device: str, size: int | None = None) -> float:
-    """Bytes per second that a copy reads and writes: what the memory gives in practice."""
+    """Bytes per second that a copy reads and writes: the memory bandwidth reached in practice."""
     size = size or (2**31 if device.startswith("cuda") else 2**26)  # far beyond any cache
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -135,20 +135,19 @@ def copy_bandwidth(device: str, size: int | None = None) -> float:
 
 
 def machine(device: str) -> str:
-    """`cpu`, or the name of the GPU: what a number is a number of."""
+    """`cpu`, or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Numbers with their signature."""
+    """Write results with their provenance, under the key "signature"."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"signature": signature(), **record}, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps({"signature": provenance(), **record}, indent=2, ensure_ascii=False) + "\n")
     print(f"\nwritten to {path}")
 
 
-def signature(command: str | None = None, threads: int | None = None) -> dict[str, str]:
-    """What a published number carries besides itself: command, commit, hardware and versions."""
-
+def provenance(command: str | None = None, threads: int | None = None) -> dict[str, str]:
+    """Command, commit, date, hardware and versions of a published number."""
     if command is None:
         command = " ".join(["python -m", *sys.orig_argv[sys.orig_argv.index("-m") + 1 :]])
     accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
@@ -165,7 +164,7 @@ def signature(command: str | None = None, threads: int | None = None) -> dict[st
 
 @cache
 def _commit() -> str:
-    """Read once: what is committed during a long run is not what it measures."""
+    """The commit a run began on. Read once: a commit made during a long run is not the code it measures."""
 
     def git(*arguments: str) -> str:
         run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What the numbers are held against. A number of another machine, or of smaller shapes, is not judged."""
+"""Targets: the acceptance numbers of the benchmark. They hold for full shapes on the machine they name."""
 
 import math
 from collections.abc import Mapping
@@ -6,41 +6,41 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from sequencematch.bench.measure import Row
+from benchmarks.timing import Measurement
 
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The range a number must lie in, and the smaller one it would ideally lie in."""
+    """The range a number must lie in, and a narrower range to strive for."""
 
     must: Bounds
     stretch: Bounds | None = None
 
 
 class Verdict(StrEnum):
-    """How a number stands."""
+    """How a measurement compares with its target."""
 
     stretch = "stretch"
     met = "met"
     missed = "missed"
-    not_judged = "not judged"  # there is a target, but for another machine, or for whole shapes and more rounds
+    not_judged = "not judged"  # the target is for another machine, for full shapes, or for more rounds
     none = ""
 
 
 def at_most(must: float, stretch: float | None = None) -> Target:
-    """Less is better."""
+    """Upper bounds."""
     return Target((-math.inf, must), None if stretch is None else (-math.inf, stretch))
 
 
 def at_least(must: float, stretch: float | None = None) -> Target:
-    """More is better."""
+    """Lower bounds."""
     return Target((must, math.inf), None if stretch is None else (stretch, math.inf))
 
 
 CONTROL = Target((0.95, 1.05))
-#: A machine (a CPU, or part of a GPU's name) → the targets of rows measured there, by `Row.target`.
+#: A machine (a CPU, or part of a GPU's name) → the targets of measurements there, by `Measurement.target`.
 TARGETS: Mapping[str, Mapping[str, Target]] = MappingProxyType(
     {
         "cpu": MappingProxyType(
@@ -73,17 +73,17 @@ MIN_ROUNDS = 11
 
 
 def targets_of(machine: str) -> Mapping[str, Target]:
-    """The targets of a machine, none for most."""
+    """The targets of a machine; most machines have none."""
     return next((targets for kind, targets in TARGETS.items() if kind in machine), {})
 
 
-def judge(row: Row, machine: str, *, is_full: bool) -> Verdict:
-    """Whether a row reaches its target, if it has one here."""
-    target = targets_of(machine).get(row.target or "")
-    if target is None or not is_full or (row.target == "control" and row.rounds < MIN_ROUNDS):
-        has_target = any(row.target in targets for targets in TARGETS.values())
+def judge(measurement: Measurement, machine: str, *, is_full: bool) -> Verdict:
+    """Compare a measurement with its target on this machine, if it has one."""
+    target = targets_of(machine).get(measurement.target or "")
+    if target is None or not is_full or (measurement.target == "control" and measurement.rounds < MIN_ROUNDS):
+        has_target = any(measurement.target in targets for targets in TARGETS.values())
         return Verdict.not_judged if has_target else Verdict.none
     for verdict, bounds in ((Verdict.stretch, target.stretch), (Verdict.met, target.must)):
-        if bounds is not None and bounds[0] <= row.value <= bounds[1]:
+        if bounds is not None and bounds[0] <= measurement.value <= bounds[1]:
             return verdict
     return Verdict.missed

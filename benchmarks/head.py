@@ -1,4 +1,4 @@
-"""Time and memory of the head, forward and backward, over those of dense logits."""
+"""The output layer, forward and backward: time and memory over those of dense logits."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes
-from sequencematch.bench.session import Session
-from sequencematch.bench.shapes import dtype_on
+from benchmarks.session import Session
+from benchmarks.shapes import dtype_on
+from benchmarks.timing import Call, Measurement, measured, paired, peak_bytes
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 
 OURS, DENSE, CONTROL = "slabs", "dense", "dense (A/A control)"
 
 
 def dense(hidden: Tensor, unembedding: Unembedding, visit: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """All logits at once, as a plain head and loss make them."""
+    """All logits at once, as in a plain head and loss."""
     logits = unembedding.logits(hidden)
     return logits[visit, action], logits.logsumexp(1)
 
 
-def head(session: Session) -> Iterator[Row]:
-    """A frozen output layer, as under LoRA, and a trained one."""
+def head(session: Session) -> Iterator[Measurement]:
+    """Time and memory with a frozen output layer, as under LoRA, and with a trained one."""
     for hidden_size in session.scale.head_hidden:
         for is_trained in (False, True):
             yield from _one(session, hidden_size, is_trained)
 
 
-def _one(session: Session, hidden_size: int, is_trained: bool) -> Iterator[Row]:
+def _one(session: Session, hidden_size: int, is_trained: bool) -> Iterator[Measurement]:
     torch.manual_seed(0)
     device, positions, vocab = session.device, session.scale.head_positions, session.scale.step.vocab
     dtype = dtype_on(device)
@@ -57,7 +57,9 @@ def _one(session: Session, hidden_size: int, is_trained: bool) -> Iterator[Row]:
         "dense_ms": 1e3 * statistics.median(seconds[DENSE]),
     }
     control = paired(seconds, CONTROL, DENSE)
-    yield median_row("head", f"A/A control: dense / dense, {layer}", control, target="control", detail=detail)
-    yield median_row("head", f"time, ours / dense logits, {layer}", paired(seconds, OURS, DENSE))
+    yield measured("head", f"A/A control: dense / dense, {layer}", control, target="control", detail=detail)
+    yield measured("head", f"time, ours / dense logits, {layer}", paired(seconds, OURS, DENSE))
     mib = {name: size / 2**20 for name, size in memory.items()}
-    yield Row("head", f"peak memory, ours / dense logits, {layer}", memory[OURS] / memory[DENSE], detail={"mib": mib})
+    yield Measurement(
+        "head", f"peak memory, ours / dense logits, {layer}", memory[OURS] / memory[DENSE], detail={"mib": mib}
+    )

@@ -1,14 +1,12 @@
-"""The paper's recipe, copied faithfully: what SequenceMatch costs without alive intervals.
+"""The paper's recipe as printed: SequenceMatch with Algorithm A instead of alive intervals.
 
-Algorithm A as printed, with its loop and its L×L mask; every batch padded to the context; one forward pass for the data and one
-for the rollouts; all logits in memory; sampling that runs the model on one token at a time, a deletion being one as well.
+Algorithm A's loop and L×L mask; batches padded to the context; one forward pass for the data and one for the rollouts; all
+logits in memory; sampling with one forward pass per action, deletions included.
 """
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -16,49 +14,13 @@ from sequencematch.core.encoding import Encoding
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import Scores, sequencematch_loss
 from sequencematch.policy import Policy
-
-
-def printed_algorithm_a(a: list[int], bkspc: int) -> tuple[list[int], NDArray[np.bool_], list[int]]:
-    """Inputs x, mask m and positions p of one action sequence, whose first action is `<bos>`   (App. A, line by line).
-
-    The loop is printed as i = 0, …, L and must end at L − 1. The labels y are announced and never assigned.
-    """
-    length = len(a)
-    m = np.zeros((length, length), dtype=np.bool_)
-    p = [0] * length
-    x = list(a)
-    c = 0
-    d = 0
-    for i in range(length):
-        m[i] = m[max(i - 1, 0)]
-        if a[i] == bkspc:
-            m[i, c] = False
-            m[i, d] = False
-            m[i, i] = True
-            x[i] = x[c]
-            p[i] = p[c]
-            d = i
-            (alive,) = m[i, 0:c].nonzero()
-            c = int(alive[-1]) if len(alive) else 0
-        else:
-            m[i, i] = True
-            d = d + 1
-            (alive,) = m[i, c + 1 :].nonzero()
-            c = c + 1 + int(alive[0]) if len(alive) else 0
-            p[i] = p[d - 1] + 1
-        if i == 0:
-            c = 0
-            d = 0
-        if i == 1:
-            c = 0
-            d = 1
-    return x, m, p
+from tests.oracles.algorithm_a import printed_algorithm_a
 
 
 def scores(policy: Policy, trajectories: Sequence[Trajectory], context: int) -> Scores:
     """ℓ and V of every decision, from all logits of all positions up to the context."""
     space, count = policy.space, len(trajectories)
-    # A deletion takes a position here, so a trajectory may need more of them than the context has.
+    # Algorithm A spends a position on every deletion, so a trajectory can be longer than the context.
     width = max(context, *(len(t.initial) + len(t) for t in trajectories))
     tokens = torch.full((count, width), space.eos)
     positions = torch.zeros((count, width), dtype=torch.long)
@@ -106,7 +68,7 @@ Choose = Callable[[Tensor], Tensor]
 
 
 def draw(logits: Tensor) -> Tensor:
-    """At temperature 1, from torch's own generator."""
+    """Sample at temperature 1 from torch's global generator."""
     return torch.multinomial(logits.softmax(-1), 1).squeeze(1)
 
 
@@ -114,9 +76,9 @@ def draw(logits: Tensor) -> Tensor:
 def sample(
     policy: Policy, prompts: Sequence[Sequence[int]], max_actions: int, choose: Choose = draw
 ) -> list[Trajectory]:
-    """Trajectories from prompts of equal length, over a cache that grows by a column per action.
+    """Sample from prompts of equal length, over a cache that grows by a column per action.
 
-    A deletion hides the token it deletes and the one before it, and runs the model on a copy of the latter.
+    A deletion masks the deleted token and the token before it, and runs the model on a copy of the latter.
     """
     space, device, rows = policy.space, policy.device, range(len(prompts))
     cache, length = DynamicCache(config=policy.base.config), len(prompts[0])
@@ -135,7 +97,7 @@ def sample(
         attend = torch.nn.functional.pad(attend[:, -1:], (0, 1), value=True)
         for row in rows:
             if ended[row]:
-                tokens[row].append(space.eos)  # goes along
+                tokens[row].append(space.eos)  # an ended row still computes
                 continue
             actions[row].append(chosen[row])
             ended[row] = chosen[row] == space.eos

@@ -1,12 +1,11 @@
-"""Actions per second of `Policy.generate` beside `model.generate`, and the share of what the memory's bandwidth allows."""
+"""Decoding: actions per second beside `model.generate`, and the share of the memory-bandwidth roofline."""
 
 import statistics
 from collections.abc import Iterator
-from functools import partial
 
-from sequencematch.bench.measure import Call, Row, copy_bandwidth, median_row, paired
-from sequencematch.bench.peers import hf_generate, with_attention
-from sequencematch.bench.session import Session, random_prompts
+from benchmarks.peers import hf_generate, with_attention
+from benchmarks.session import Session, random_prompts
+from benchmarks.timing import Call, Measurement, copy_bandwidth, measured, paired
 from sequencematch.policy import Policy
 from sequencematch.policy.spine import SPINE
 
@@ -14,8 +13,8 @@ DYNAMIC, STATIC = "model.generate, dynamic cache", "model.generate, static cache
 OURS, CONTROL, DELETING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, deleting"
 
 
-def decoding(session: Session) -> Iterator[Row]:
-    """Every variant samples at temperature 1; none ends early but by its limit, or by an `<eos>` in thousands."""
+def decoding(session: Session) -> Iterator[Measurement]:
+    """Actions per second over `model.generate`'s at temperature 1, and the share of the roofline."""
     yield roofline(session)
     scale = session.scale
     policy = session.policy(scale.decoding)
@@ -41,10 +40,10 @@ def decoding(session: Session) -> Iterator[Row]:
         static = hf_generate(policy, prompts, new_tokens, cache_implementation="static")
         variants[STATIC] = with_attention(policy, "sdpa", static)
     seconds = session.seconds("decoding", variants)
-    row = partial(median_row, "decoding")
     rates = {name: actions[name] / statistics.median(times) for name, times in seconds.items()}
     detail = {"model": scale.decoding.name, "batch": batch, "prompt": scale.decoding_prompt, "new_tokens": new_tokens}
-    yield row(
+    yield measured(
+        "decoding",
         "A/A control: Policy.generate / Policy.generate",
         paired(seconds, CONTROL, OURS),
         target="control",
@@ -53,19 +52,25 @@ def decoding(session: Session) -> Iterator[Row]:
     for peer, target in ((DYNAMIC, "decoding, dynamic"), (STATIC, "decoding, static")):
         if peer in seconds:
             faster = actions[OURS] / actions[peer]
-            yield row(f"Policy.generate / {peer}", [faster * r for r in paired(seconds, peer, OURS)], target=target)
+            yield measured(
+                "decoding",
+                f"Policy.generate / {peer}",
+                [faster * r for r in paired(seconds, peer, OURS)],
+                target=target,
+            )
     faster = actions[DELETING] / actions[DYNAMIC]
-    yield row(
+    yield measured(
+        "decoding",
         f"{DELETING} / {DYNAMIC}, actions per second",
         [faster * r for r in paired(seconds, DYNAMIC, DELETING)],
         detail={"actions": actions[DELETING]},
     )
 
 
-def roofline(session: Session) -> Row:
-    """Bytes that every decoding step has to read, over the copy bandwidth, over the time it takes.
+def roofline(session: Session) -> Measurement:
+    """(Bytes that a decoding step must read / copy bandwidth) / seconds of the step.
 
-    They are the weights of layers and head, once, and the keys and values of all live nodes, averaged over the run.
+    The bytes are the weights of layers and head, and the keys and values of all live nodes, averaged over the generation.
     """
     scale, policy = session.scale, session.step_policy()
     new_tokens = scale.context - scale.generation_prompt
@@ -75,7 +80,7 @@ def roofline(session: Session) -> Row:
         scale.generation_prompt + (new_tokens + 1) / 2
     )
     per_step = generated.seconds / new_tokens
-    return Row(
+    return Measurement(
         "decoding",
         f"share of the memory-bandwidth roofline, batch {scale.generation_batch}",
         bytes_per_step / bandwidth / per_step,
@@ -94,7 +99,7 @@ def roofline(session: Session) -> Row:
 
 
 def weight_bytes(policy: Policy) -> int:
-    """Layers and head; of the input embedding only a few rows are read, and adapters can be merged."""
+    """Layers and head. Left out are the input embedding, of which a step reads a few rows, and adapters, which can be merged."""
     left_out = {id(policy.base.get_input_embeddings().weight)} - {id(policy.unembedding().weight)}
     return sum(
         p.numel() * p.element_size()
@@ -104,7 +109,7 @@ def weight_bytes(policy: Policy) -> int:
 
 
 def cache_bytes(policy: Policy) -> int:
-    """Keys and values of one node."""
+    """Bytes of the keys and values of one node."""
     config = policy.base.config
     element = policy.base.get_input_embeddings().weight.element_size()
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * element

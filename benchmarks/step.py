@@ -1,17 +1,16 @@
-"""The training step: SequenceMatch beside maximum likelihood of plain Hugging Face, its own bookkeeping, and the paper's recipe."""
+"""The training step beside plain Hugging Face's maximum likelihood and the paper's recipe."""
 
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from sequencematch.bench import paper_recipe
-from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes, seconds_of
-from sequencematch.bench.peers import autocast, mle_step, same_rows_step, updater, with_attention
-from sequencematch.bench.session import Generated, Session, random_prompts
-from sequencematch.bench.workloads import NOISE, Workload, of_step, text
+from benchmarks import paper_recipe
+from benchmarks.peers import autocast, mle_step, same_rows_step, updater, with_attention
+from benchmarks.session import Generated, Session, random_prompts
+from benchmarks.timing import Call, Measurement, measured, paired, peak_bytes, seconds_of
+from benchmarks.workloads import NOISE, Workload, of_step, text
 from sequencematch.core.divergences import CHI2_MIXTURE
 from sequencematch.policy import Policy
 from sequencematch.policy.compiling import compile_layers, uncompiled
@@ -24,9 +23,9 @@ from sequencematch.training.step import accumulate_gradients
 ALPHA, GAMMA = 0.01, 0.998
 WEIGHTS = Weights(CHI2_MIXTURE, ALPHA, GAMMA, bc_weight=0.0)
 MLE, CONTROL, BC, PAPER = "MLE", "MLE (A/A control)", "BC", "the paper's recipe"
-#: What MLE would cost if its users switched off what our trainer switches off.
+#: MLE with the casts switched off that our trainer switches off.
 NO_CASTS = "MLE without PEFT's input casts"
-#: How many tokens the paper's sampling is timed for; it is then taken to go on at that pace, though it gets slower.
+#: Tokens that the paper's sampling is timed for; longer generations are extrapolated at that pace, though it gets slower.
 PAPER_SAMPLES = 64
 
 
@@ -50,7 +49,7 @@ def our_step(policy: Policy, work: Workload, update: Callable[[], None], *, is_c
 
 
 def paper_step(policy: Policy, workload: Workload, context: int, update: Callable[[], None]) -> Call:
-    """The same loss as the paper computes it."""
+    """The same loss computed by the paper's recipe."""
     device = str(policy.device)
 
     def step() -> None:
@@ -63,7 +62,7 @@ def paper_step(policy: Policy, workload: Workload, context: int, update: Callabl
 
 
 def without_casts(policy: Policy, call: Call) -> Call:
-    """A call without the casts that PEFT makes of adapters' inputs."""
+    """The call without PEFT's casts of adapters' inputs."""
 
     def run() -> object:
         with without_input_casts(policy):
@@ -73,7 +72,7 @@ def without_casts(policy: Policy, call: Call) -> Call:
 
 
 def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]) -> dict[str, Call]:
-    """Every step by name: ours by its workload, the peers by theirs."""
+    """All timed steps by name: ours, named after their workloads, and the peers'."""
     scale, device = session.scale, session.device
     update = updater(policy, device)
     ours: dict[str, Call] = {}
@@ -101,8 +100,8 @@ def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]
     }
 
 
-def step(session: Session) -> Iterator[Row]:
-    """Ratios of whole steps, with sampling spread over the steps that use it, and of peak memory."""
+def step(session: Session) -> Iterator[Measurement]:
+    """Seconds and peak memory of steps, alone and with sampling spread over the steps that use it."""
     scale = session.scale
     policy = session.step_policy()
     policy.train()
@@ -111,7 +110,6 @@ def step(session: Session) -> Iterator[Row]:
     weighed = (f"{MLE}, equal", "equal", PAPER, *([NO_CASTS] if scale.is_lora else []))
     memory = {name: _memory(variants[name], session) for name in weighed}
     seconds = session.seconds("training step", variants)
-    row = partial(median_row, "step")
     detail = {
         "model": scale.step.name + (", LoRA r 64, gradient checkpointing" if scale.is_lora else ""),
         "ms": {name: 1e3 * statistics.median(times) for name, times in seconds.items()},
@@ -119,11 +117,15 @@ def step(session: Session) -> Iterator[Row]:
         "batch": scale.batch,
     }
     mle = {name: f"{MLE}, {name}" if f"{MLE}, {name}" in seconds else f"{MLE}, equal" for name in workloads}
-    yield row("A/A control: MLE / MLE", paired(seconds, CONTROL, mle["equal"]), target="control", detail=detail)
+    yield measured(
+        "step", "A/A control: MLE / MLE", paired(seconds, CONTROL, mle["equal"]), target="control", detail=detail
+    )
     if scale.same_rows:
         for name, label in ((BC, f"BC at noise {NOISE}"), ("equal", "SequenceMatch")):
             ratios = paired(seconds, name, f"same rows, {name}")
-            yield row(f"{label} / plain HF on the same rows, nodes and mask", ratios, target=f"same rows, {name}")
+            yield measured(
+                "step", f"{label} / plain HF on the same rows, nodes and mask", ratios, target=f"same rows, {name}"
+            )
     labels = {
         "equal": "rollouts as long as the data",
         "short": f"rollouts of {scale.rollout} nodes",
@@ -131,20 +133,23 @@ def step(session: Session) -> Iterator[Row]:
     }
     for name, label in labels.items():
         laid = workloads[name].encode(scale.step.hidden).tokens.numel()
-        yield row(
+        yield measured(
+            "step",
             f"SequenceMatch / MLE, step alone, {label}",
             paired(seconds, name, mle[name]),
             target=f"step, {name}",
             detail={"nodes": laid, "nodes of MLE": workloads[name].clean.numel()},
         )
     if NO_CASTS in seconds:
-        yield row(f"{NO_CASTS} / MLE", paired(seconds, NO_CASTS, mle["equal"]))
-    yield row("the paper's recipe / ours, step alone", paired(seconds, PAPER, "equal"))
+        yield measured("step", f"{NO_CASTS} / MLE", paired(seconds, NO_CASTS, mle["equal"]))
+    yield measured("step", "the paper's recipe / ours, step alone", paired(seconds, PAPER, "equal"))
 
     held, beyond = {n: m[0] for n, m in memory.items()}, {n: m[1] for n, m in memory.items()}
-    yield Row("step", "peak memory, ours / MLE", held["equal"] / held[mle["equal"]], target="memory", detail=held)
+    yield Measurement(
+        "step", "peak memory, ours / MLE", held["equal"] / held[mle["equal"]], target="memory", detail=held
+    )
     ratio = beyond["equal"] / beyond[mle["equal"]]
-    yield Row("step", "peak memory beyond weights and optimizer, ours / MLE", ratio, detail=beyond)
+    yield Measurement("step", "peak memory beyond weights and optimizer, ours / MLE", ratio, detail=beyond)
 
     amortised: dict[str, list[float]] = {}
     sizes = {"equal": scale.context, "short": scale.rollout}
@@ -155,7 +160,8 @@ def step(session: Session) -> Iterator[Row]:
         share = len(workloads[name].data) / (scale.generation_batch * scale.reuse)
         amortised[name] = [s + generated.seconds * share for s in seconds[name]]
         ratios = [s / m for s, m in zip(amortised[name], seconds[mle[name]], strict=True)]
-        yield row(
+        yield measured(
+            "step",
             f"SequenceMatch / MLE, sampling amortised, {label}",
             ratios,
             target=f"amortised, {name}",
@@ -163,19 +169,23 @@ def step(session: Session) -> Iterator[Row]:
         )
     if NO_CASTS in seconds:
         ratios = [s / m for s, m in zip(amortised["equal"], seconds[NO_CASTS], strict=True)]
-        yield row(f"SequenceMatch / {NO_CASTS}, sampling amortised, {labels['equal']}", ratios)
+        yield measured("step", f"SequenceMatch / {NO_CASTS}, sampling amortised, {labels['equal']}", ratios)
     generated = _paper_generation(session, policy)
     share = scale.batch / (scale.generation_batch * scale.reuse)
     ratios = [(p + generated.seconds * share) / o for p, o in zip(seconds[PAPER], amortised["equal"], strict=True)]
-    yield row(
-        "the paper's recipe / ours, sampling amortised", ratios, target="paper", detail=_described(generated, share)
+    yield measured(
+        "step",
+        "the paper's recipe / ours, sampling amortised",
+        ratios,
+        target="paper",
+        detail=_described(generated, share),
     )
     if session.device.startswith("cuda"):
         yield from _compiled(session, policy, workloads["equal"])
 
 
-def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Row]:
-    """What `compile_layers` gives, over plain Hugging Face and over Hugging Face compiled the same way."""
+def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Measurement]:
+    """Our step with `compile_layers` over plain Hugging Face, and over Hugging Face compiled the same way."""
     update = updater(policy, session.device)
     mle = with_attention(policy, "sdpa", mle_step(policy.model, work.clean, session.device, update))
     ours = with_attention(policy, SPINE, our_step(policy, work, update, is_compiled=True))
@@ -189,17 +199,17 @@ def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Row]
     seconds = session.seconds("compiled", {MLE: plain, "MLE, compiled": mle, "compiled": ours})
     detail = {"ms": {name: 1e3 * statistics.median(times) for name, times in seconds.items()}}
     of = "rollouts as long as the data"
-    yield median_row(
+    yield measured(
         "step", f"SequenceMatch compiled / MLE, step alone, {of}", paired(seconds, "compiled", MLE), detail=detail
     )
     ratios = paired(seconds, "compiled", "MLE, compiled")
-    yield median_row("step", f"SequenceMatch compiled / MLE compiled, step alone, {of}", ratios)
+    yield measured("step", f"SequenceMatch compiled / MLE compiled, step alone, {of}", ratios)
     for layer in policy.modules():
         layer._compiled_call_impl = None
 
 
 def _memory(call: Call, session: Session) -> tuple[int, int]:
-    """The peak of a step, weights and optimizer included where the device is asked, and what of it is beyond them."""
+    """Peak bytes of a step, with weights and optimizer on a GPU, and without them."""
     call()
     before = torch.cuda.memory_allocated() if session.device.startswith("cuda") else 0
     beyond = peak_bytes(call, session.device)
@@ -216,7 +226,7 @@ def _described(generated: Generated, share: float) -> dict[str, float]:
 
 
 def _paper_generation(session: Session, policy: Policy) -> Generated:
-    """As long as the paper's sampling takes for what our equal-length generation writes."""
+    """The paper's sampling, extrapolated to the length of our generation."""
     scale = session.scale
     new_tokens = scale.context - scale.generation_prompt
     timed = min(PAPER_SAMPLES, new_tokens)
@@ -224,6 +234,6 @@ def _paper_generation(session: Session, policy: Policy) -> Generated:
     policy.eval()
     sample = with_attention(policy, "sdpa", lambda: paper_recipe.sample(policy, prompts, timed))
     with autocast(session.device):
-        sample()  # kernels are planned for every length
+        sample()  # warm up: cuDNN plans a kernel for every length
         seconds = min(seconds_of(sample, session.device) for _ in range(scale.generations))
     return Generated(seconds * new_tokens / timed, timed * len(prompts), scale.generations)

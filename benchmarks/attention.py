@@ -1,4 +1,4 @@
-"""Masks and attention: what deleted nodes cost beside plain causal attention, and which mask to build on a GPU."""
+"""Masks and attention with deleted nodes, beside plain causal attention."""
 
 import statistics
 from collections.abc import Iterator
@@ -8,24 +8,24 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from sequencematch.bench.measure import Call, Row, median_row, paired, peak_bytes
-from sequencematch.bench.peers import updater, with_attention
-from sequencematch.bench.session import Session
-from sequencematch.bench.shapes import Shape, dtype_on
-from sequencematch.bench.step import our_step
-from sequencematch.bench.workloads import rollout, text
+from benchmarks.peers import updater, with_attention
+from benchmarks.session import Session
+from benchmarks.shapes import Shape, dtype_on
+from benchmarks.step import our_step
+from benchmarks.timing import Call, Measurement, measured, paired, peak_bytes
+from benchmarks.workloads import rollout, text
 from sequencematch.core.encoding import Encoding, attend, encode
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.policy.attention import block_mask
 from sequencematch.policy.spine import SPINE
 
 CAUSAL, CONTROL, DENSE, BLOCKS = "causal", "causal (A/A control)", "dense mask", "block mask"
-#: A row of attention has one layer's share of these nodes.
+#: Nodes of a batch, over all of its rows.
 NODES = 8192
 
 
-def attention(session: Session) -> Iterator[Row]:
-    """Building each mask, attention forward and backward under it, and on a GPU a whole step."""
+def attention(session: Session) -> Iterator[Measurement]:
+    """Building each mask, attention under it forward and backward, and on a GPU a whole step."""
     scale, device = session.scale, session.device
     for length in scale.attention_lengths:
         rows = max(1, min(NODES, scale.batch * scale.context) // length)
@@ -38,7 +38,7 @@ def attention(session: Session) -> Iterator[Row]:
         yield from _steps(session)
 
 
-def _masks(session: Session, encoding: Encoding) -> Iterator[Row]:
+def _masks(session: Session, encoding: Encoding) -> Iterator[Measurement]:
     deleted_at, positions = encoding.deleted_at, encoding.position_ids
     variants: dict[str, Call] = {
         DENSE: lambda: attend(deleted_at),
@@ -48,11 +48,11 @@ def _masks(session: Session, encoding: Encoding) -> Iterator[Row]:
     seconds = session.seconds(f"masks, {rows} × {nodes}", variants)
     ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
     name = f"building a block mask / a dense one, {rows} × {nodes}"
-    yield median_row("attention", name, paired(seconds, BLOCKS, DENSE), detail={"ms": ms})
+    yield measured("attention", name, paired(seconds, BLOCKS, DENSE), detail={"ms": ms})
 
 
-def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Row]:
-    """Forward and backward of one layer's attention. Flex has no backward pass on a CPU."""
+def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Measurement]:
+    """Forward and backward of one layer's attention. FlexAttention has no backward pass on a CPU."""
     device = session.device
     torch.manual_seed(0)
     rows, nodes = encoding.tokens.shape
@@ -75,14 +75,14 @@ def _kernels(session: Session, encoding: Encoding, shape: Shape) -> Iterator[Row
     seconds = session.seconds(f"attention, {of}", variants)
     control = paired(seconds, CONTROL, CAUSAL)
     ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
-    yield median_row("attention", f"A/A control: causal / causal, {of}", control, target="control", detail={"ms": ms})
+    yield measured("attention", f"A/A control: causal / causal, {of}", control, target="control", detail={"ms": ms})
     for name in (DENSE, BLOCKS):
         if name in seconds:
-            yield median_row("attention", f"attention under a {name} / causal, {of}", paired(seconds, name, CAUSAL))
+            yield measured("attention", f"attention under a {name} / causal, {of}", paired(seconds, name, CAUSAL))
 
 
-def _steps(session: Session) -> Iterator[Row]:
-    """A whole step of SequenceMatch under each implementation."""
+def _steps(session: Session) -> Iterator[Measurement]:
+    """A step of SequenceMatch under each attention implementation."""
     scale, device = session.scale, session.device
     policy = session.policy(scale.training)
     policy.train()
@@ -97,4 +97,4 @@ def _steps(session: Session) -> Iterator[Row]:
         detail = {"model": scale.training.name, "ms": ms, "mib": peaks}
         for name, label in ((SPINE, "with the spine in front"), ("flex_attention", "under FlexAttention")):
             ratios = paired(seconds, name, "sdpa")
-            yield median_row("attention", f"a step {label} / under SDPA, rows of {length}", ratios, detail=detail)
+            yield measured("attention", f"a step {label} / under SDPA, rows of {length}", ratios, detail=detail)

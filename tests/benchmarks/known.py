@@ -2,8 +2,8 @@
 
 import torch
 
-from sequencematch.bench.session import Session
-from sequencematch.bench.shapes import TINY, Scale
+from benchmarks.session import Session
+from benchmarks.shapes import TINY, Scale
 from sequencematch.policy import Policy
 
 SCALE = Scale(

@@ -1,4 +1,4 @@
-"""The script that made the bundled base model: its questions, its tokens, its loss, and a run of a few steps."""
+"""The script that trained the bundled base model: its questions, its tokens, its loss, and a run of a few steps."""
 
 import inspect
 import json
@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from sequencematch.experiments import base_model
-from sequencematch.experiments.base_model import (
+from benchmarks import base_model
+from benchmarks.base_model import (
     CHARACTERS,
     PHRASES,
     ROW,

@@ -1,4 +1,4 @@
-"""The models that are measured: shapes with random weights, and how much of each is measured on which machine."""
+"""Models with random weights in known shapes, and the sizes of every suite on each kind of machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ class Shape:
     tied: bool = False
 
     def config(self) -> LlamaConfig:
-        """The same for transformers."""
+        """The shape as a configuration of transformers."""
         return LlamaConfig(
             hidden_size=self.hidden,
             intermediate_size=self.intermediate,
@@ -44,7 +44,7 @@ class Shape:
 
 
 LLAMA_2_7B = Shape("Llama-2-7b", 4096, 11008, 32, 32, 32, 32000, 4096)
-#: What length costs is a layer's matter; all 32 would take minutes more.
+#: The length suite measures layers, so a quarter of them is enough.
 LLAMA_2_7B_QUARTER = Shape("Llama-2-7b, 8 of its 32 layers", 4096, 11008, 8, 32, 32, 32000, 8192)
 SMOLLM2_135M = Shape("SmolLM2-135M", 576, 1536, 30, 9, 3, 49152, 8192, tied=True)
 CPU_LLAMA = Shape("Llama of hidden 512", 512, 1376, 8, 8, 8, 32000, 4096)
@@ -54,16 +54,16 @@ TINY = Shape("Llama of hidden 16", 16, 32, 2, 2, 2, 64, 512)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured: the shapes and sizes of every suite. `is_full` says that they are those of the targets."""
+    """The shapes and sizes of every suite. `targets.py` applies only where `is_full`."""
 
     is_full: bool
     step: Shape
     context: int
     batch: int
-    rollout: int  # nodes of a short one
+    rollout: int  # nodes of a short rollout
     generation_prompt: int
     generation_batch: int
-    prompt: int  # of the workload whose prompts are shared, with its completion and batch
+    prompt: int  # tokens of a shared prompt; its completion and batch follow
     completion: int
     prompt_batch: int
     decoding: Shape
@@ -74,21 +74,21 @@ class Scale:
     lengths: tuple[int, ...]
     length_tokens: int
     encoding_batch: int
-    encoding_lengths: tuple[int, ...]  # throughput at the first, memory at all
+    encoding_lengths: tuple[int, ...]  # throughput at the first length, memory at all
     head_hidden: tuple[int, ...]
     head_positions: int
     attention_lengths: tuple[int, ...]
     training: Shape
     training_length: int
-    training_generation: int  # rollouts at a time there
+    training_generation: int  # rollouts per generation in whole training runs
     reuse: int = 8
-    generations: int = 3  # how often whole generations and training runs are timed: they are long
+    generations: int = 3  # rounds of whole generations and training runs, which are long
     is_lora: bool = False
-    same_rows: bool = True  # whether the bookkeeping alone is measured: our step over Hugging Face's on our rows
+    same_rows: bool = True  # measure our step over Hugging Face's on the same rows, too
 
     @property
     def training_steps(self) -> int:
-        """As many as use up the rollouts that are made at a time."""
+        """Steps that use up one generation."""
         return self.training_generation * self.reuse // self.batch
 
 
@@ -180,9 +180,9 @@ H200 = Scale(
 
 
 def build(shape: Shape, device: str, *, is_lora: bool = False) -> Any:
-    """Random weights made on the device in the dtype they stay in: float32 on a CPU, bfloat16 on a GPU.
+    """A model with random weights, made on the device: float32 on a CPU, bfloat16 on a GPU.
 
-    With `is_lora` adapters as in the paper's text experiments, rank 64 on all linear layers, and gradient checkpointing.
+    `is_lora` adds the adapters of the paper's text experiments, rank 64 on all linear layers, and gradient checkpointing.
     """
     torch.manual_seed(0)
     with torch.device(device), _default_dtype(dtype_on(device)):
@@ -199,7 +199,7 @@ def build(shape: Shape, device: str, *, is_lora: bool = False) -> Any:
 
 
 def dtype_on(device: str) -> torch.dtype:
-    """What models are measured in."""
+    """The dtype that models are measured in."""
     return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 

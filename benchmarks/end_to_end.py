@@ -1,4 +1,4 @@
-"""Whole training runs: `SequenceMatchTrainer`, sampling included, beside `transformers.Trainer` and TRL's `SFTTrainer`."""
+"""Whole training runs of `SequenceMatchTrainer`, sampling included, beside `transformers.Trainer` and TRL's `SFTTrainer`."""
 
 import statistics
 import tempfile
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from sequencematch.bench.measure import Row, median_row, paired
-from sequencematch.bench.peers import arguments, missing, sft_seconds, trainer_seconds, training_seconds
-from sequencematch.bench.session import Session
-from sequencematch.bench.shapes import Scale, build
+from benchmarks.peers import arguments, missing, sft_seconds, trainer_seconds, training_seconds
+from benchmarks.session import Session
+from benchmarks.shapes import Scale, build
+from benchmarks.timing import Measurement, measured, paired
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
 
 HF, CONTROL, TRL = "transformers.Trainer, MLE", "transformers.Trainer, MLE (A/A control)", "TRL's SFTTrainer, MLE"
-#: An objective of ours → its settings.
+#: Objectives of `SequenceMatchTrainer`, with their settings.
 OURS: dict[str, dict[str, Any]] = {"mle": {}, "sequencematch": {"bc_steps": 0, "bc_anneal_steps": 0}}
 
 
-def end_to_end(session: Session) -> Iterator[Row]:
-    """Seconds of `train()`, the same data and as many steps; every run has a new model."""
+def end_to_end(session: Session) -> Iterator[Measurement]:
+    """Seconds of `train()` on the same data with the same number of steps; every run builds a new model."""
     scale = session.scale
     generator = torch.Generator().manual_seed(0)
     size = (scale.training_steps * scale.batch, scale.training_length)
@@ -41,7 +41,7 @@ def end_to_end(session: Session) -> Iterator[Row]:
         for name, run in variants.items():
             taken = run()
             session.free()
-            if number:  # the first warms up
+            if number:  # the first round warms up
                 seconds[name].append(taken)
     detail = {
         "model": scale.training.name,
@@ -52,11 +52,11 @@ def end_to_end(session: Session) -> Iterator[Row]:
         **({} if reason is None else {TRL: f"left out: {reason}"}),
     }
     control = paired(seconds, CONTROL, HF)
-    yield median_row("end_to_end", "A/A control: Trainer / Trainer", control, target="control", detail=detail)
+    yield measured("end_to_end", "A/A control: Trainer / Trainer", control, target="control", detail=detail)
     for name in OURS:
-        yield median_row("end_to_end", f"SequenceMatchTrainer, {name} / Trainer, MLE", paired(seconds, name, HF))
+        yield measured("end_to_end", f"SequenceMatchTrainer, {name} / Trainer, MLE", paired(seconds, name, HF))
     if TRL in seconds:
-        yield median_row("end_to_end", "SFTTrainer / Trainer, MLE", paired(seconds, TRL, HF))
+        yield measured("end_to_end", "SFTTrainer / Trainer, MLE", paired(seconds, TRL, HF))
 
 
 def _peer(run: Callable[..., float], session: Session, tokens: Tensor) -> float:

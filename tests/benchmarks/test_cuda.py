@@ -6,9 +6,9 @@ from sequencematch.policy.compiling import compile_layers
 from sequencematch.policy.spine import SPINE
 from torch import Tensor
 
-from sequencematch.bench.shapes import Shape, build
-from sequencematch.bench.step import our_step
-from sequencematch.bench.workloads import text
+from benchmarks.shapes import Shape, build
+from benchmarks.step import our_step
+from benchmarks.workloads import text
 from sequencematch.policy import Policy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,4 +1,4 @@
-"""What we are measured beside: Hugging Face as its users run it, and TRL where it is installed."""
+"""The peers: Hugging Face as its users run it, and TRL where it is installed."""
 
 import importlib.util
 import tempfile
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sequencematch.bench.measure import Call, now
-from sequencematch.bench.shapes import BOS, EOS
+from benchmarks.shapes import BOS, EOS
+from benchmarks.timing import Call, now
 from sequencematch.core.encoding import Encoding
 from sequencematch.policy import Policy
 from sequencematch.training.callbacks import ProgressLines
 
 
 def autocast(device: str) -> Any:
-    """As `bf16=True` has it on a GPU; nothing on a CPU."""
+    """The autocast of `bf16=True` on a GPU; none on a CPU."""
     return torch.autocast("cuda", torch.bfloat16) if device.startswith("cuda") else nullcontext()
 
 
 def updater(module: nn.Module, device: str) -> Callable[[], None]:
-    """What follows a backward pass.
+    """A function that ends a step after its backward passes.
 
-    On a GPU a whole step as `Trainer` makes it: clipped gradients and AdamW, its rate 0 so that nothing changes from round to
-    round. On a CPU, where forward and backward are compared, gradients are dropped.
+    On a GPU it clips gradients and steps AdamW as `Trainer` does, with learning rate 0, so that every round sees the same
+    weights. On a CPU only forward and backward are compared, and gradients are dropped.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True) if device.startswith("cuda") else None
@@ -41,7 +41,7 @@ def updater(module: nn.Module, device: str) -> Callable[[], None]:
 
 
 def with_attention(policy: Policy, implementation: str, call: Call) -> Call:
-    """A call with another of transformers' attention implementations."""
+    """The call under one of transformers' attention implementations."""
 
     def run() -> object:
         if policy.base.config._attn_implementation != implementation:
@@ -65,7 +65,7 @@ def mle_step(model: Any, tokens: Tensor, device: str, update: Callable[[], None]
 
 
 def same_rows_step(model: Any, rows: Sequence[Encoding], device: str, update: Callable[[], None]) -> Call:
-    """The same passes on the rows, nodes and masks of encodings, which cost it nothing to make."""
+    """Hugging Face's step on the rows, positions and masks of our encodings, which are made outside of the timed step."""
     passes = [(encoding.to(device), encoding.attend()[:, None].to(device)) for encoding in rows]
 
     def step() -> None:
@@ -85,7 +85,7 @@ def same_rows_step(model: Any, rows: Sequence[Encoding], device: str, update: Ca
 
 
 def hf_generate(policy: Policy, prompts: list[list[int]], new_tokens: int, **options: Any) -> Call:
-    """`model.generate` at temperature 1, until its last row has ended; `cache_implementation="static"` compiles on a GPU."""
+    """`model.generate` at temperature 1 until every row has ended; `cache_implementation="static"` compiles on a GPU."""
     from transformers import GenerationConfig
 
     inputs = torch.tensor(prompts, device=policy.device)
@@ -103,7 +103,7 @@ def hf_generate(policy: Policy, prompts: list[list[int]], new_tokens: int, **opt
 
 
 def arguments(folder: str, device: str, batch: int, steps: int) -> dict[str, Any]:
-    """The settings that every trainer here shares."""
+    """Settings shared by all trainers."""
     return {
         "output_dir": folder,
         "max_steps": steps,
@@ -113,14 +113,14 @@ def arguments(folder: str, device: str, batch: int, steps: int) -> dict[str, Any
         "logging_steps": max(1, steps // 2),
         "report_to": "none",
         "disable_tqdm": True,
-        "gradient_checkpointing": False,  # TRL would
+        "gradient_checkpointing": False,  # TRL's default is True
         "use_cpu": device == "cpu",
         "bf16": device.startswith("cuda"),
     }
 
 
 def trainer_seconds(model: Any, tokens: Tensor, device: str, batch: int, steps: int) -> float:
-    """How long `transformers.Trainer` takes for so many steps of maximum likelihood."""
+    """Seconds of `steps` steps of maximum likelihood with `transformers.Trainer`."""
     from transformers import Trainer, TrainingArguments
 
     rows = [{"input_ids": row, "labels": row} for row in tokens]
@@ -154,7 +154,7 @@ def sft_seconds(model: Any, tokens: Tensor, device: str, batch: int, steps: int)
 
 
 def training_seconds(trainer: Any, device: str) -> float:
-    """How long it trains, in silence."""
+    """Seconds of `train()`, with nothing printed."""
     from transformers.trainer_callback import PrinterCallback
 
     for callback in (PrinterCallback, ProgressLines):
@@ -165,5 +165,5 @@ def training_seconds(trainer: Any, device: str) -> float:
 
 
 def missing(package: str) -> str | None:
-    """Why a peer is left out, if it is."""
+    """The reason why a peer is left out, or None."""
     return None if importlib.util.find_spec(package) else f"{package} is not installed"

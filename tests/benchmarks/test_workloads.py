@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sequencematch.bench.shapes import CPU, H200, QUICK, TINY, Scale, build
-from sequencematch.bench.workloads import of_step, prompted, space_of, text
+from benchmarks.shapes import CPU, H200, QUICK, TINY, Scale, build
+from benchmarks.workloads import of_step, prompted, space_of, text
 
 SPACE = space_of(64)
 

@@ -1,9 +1,9 @@
 """The bundled base model: a small Llama that adds and subtracts in base 10, and has never seen another base.
 
-    python -m sequencematch.experiments.base_model out/base --seed 0        # five minutes on an H200
+    python -m benchmarks.base_model out/base --seed 0        # five minutes on an H200
 
-Its questions look like those of the paper's first task (§6.1), `In base 10, what is 27 - -315? Solution: 342`, so that
-fine-tuning on other bases starts from the format and from carrying, not from nothing.
+Its questions have the format of the paper's first task (§6.1), `In base 10, what is 27 - -315? Solution: 342`, so that
+fine-tuning on other bases starts from a model that knows the format and carries digits.
 """
 
 import json
@@ -21,15 +21,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
-#: One token per character of printable ASCII, so that other questions can be asked as well, and one per phrase of ours.
+#: One token per character of printable ASCII, so that other questions can be asked as well, and one per phrase.
 CHARACTERS = "".join(map(chr, range(32, 127)))
 PHRASES = ("In base", ", what is", "? Solution:")
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONTEXT = 128
-#: The longest number, and the longest row it makes: <s>, a question with two of them, its answer and </s>.
+#: Digits of the longest number, and tokens of the longest row: <s>, a question with two such numbers, its answer and </s>.
 MOST_DIGITS, ROW = 12, 53
-#: One question in so many is kept for testing, chosen by its numbers: none of these is ever trained on.
+#: One question in 97, chosen by its numbers, is held out for testing and never trained on.
 HELD_OUT = 97
 
 
@@ -47,7 +47,7 @@ def arithmetic_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The model, untrained."""
+    """The untrained model."""
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return LlamaForCausalLM(
         LlamaConfig(
@@ -57,7 +57,7 @@ def llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def questions(count: int, rng: np.random.Generator, *, held_out: bool) -> Iterator[tuple[str, str]]:
-    """Base-10 sums and differences of signed numbers of 1 to 12 digits; those held out, or only the others."""
+    """Base-10 sums and differences of signed numbers of 1 to 12 digits, only held-out ones or only others."""
     while count:
         digits = rng.integers(1, MOST_DIGITS + 1, (2, count))
         a, b = rng.integers(10 ** (digits - 1) - (digits == 1), 10**digits) * rng.choice([1, 1, -1], (2, count))
@@ -72,8 +72,8 @@ def questions(count: int, rng: np.random.Generator, *, held_out: bool) -> Iterat
 def tokenised(
     count: int, rng: np.random.Generator, *, held_out: bool
 ) -> tuple[UInt8[Tensor, "row node"], Bool[Tensor, "row node"]]:
-    """Padded rows `<s>…</s>`, and which of their tokens belong to an answer."""
-    # What tokenizer("…")["input_ids"] gives, a hundred times as fast: each special token and phrase as a control character.
+    """Padded rows `<s>…</s>`, and a mask of the answers' tokens."""
+    # Equals tokenizer("…")["input_ids"], a hundred times as fast: each special token and phrase is a control character.
     letters = {token: chr(number) for number, token in enumerate((*SPECIAL, *PHRASES))}
     ids = np.zeros(128, dtype=np.uint8)
     for letter, token in zip((*letters.values(), *CHARACTERS), (*letters, *CHARACTERS), strict=True):
@@ -91,7 +91,7 @@ def tokenised(
 def answer_loss(
     model: nn.Module, rows: Int[Tensor, "row node"], is_answer: Bool[Tensor, "row node"]
 ) -> tuple[Tensor, Bool[Tensor, "row"]]:
-    """Mean cross-entropy of the answers' tokens, and of which rows the whole answer is the likeliest: greedy decoding's."""
+    """Mean cross-entropy of the answers' tokens, and which rows greedy decoding answers right."""
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits.float()
     right, scored = rows[:, 1:], is_answer[:, 1:]
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none").view_as(right)
@@ -100,22 +100,22 @@ def answer_loss(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, rows: UInt8[Tensor, "row node"], is_answer: Bool[Tensor, "row node"]) -> float:
-    """The share of questions answered right to the last digit, greedily."""
+    """The share of questions that greedy decoding answers right to the last digit."""
     return float(answer_loss(model, rows.long(), is_answer)[1].float().mean())
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where the model goes.")],
-    seed: Annotated[int, typer.Option(help="Of weights and questions.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Where the model is saved.")],
+    seed: Annotated[int, typer.Option(help="Seed of weights and questions.")] = 0,
     steps: Annotated[int, typer.Option(help="Optimisation steps.", min=3)] = 25_000,
-    batch_size: Annotated[int, typer.Option(help="Questions a step.")] = 1024,
-    learning_rate: Annotated[float, typer.Option(help="At its highest, after the warm-up.")] = 3e-3,
+    batch_size: Annotated[int, typer.Option(help="Questions per step.")] = 1024,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate, after the warm-up.")] = 3e-3,
     drawn: Annotated[int, typer.Option(help="Different questions to train on.")] = 4_000_000,
-    tested: Annotated[int, typer.Option(help="Questions held out.")] = 5_000,
+    tested: Annotated[int, typer.Option(help="Held-out questions to test on.")] = 5_000,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     compiled: Annotated[bool, typer.Option(help="Whether to use torch.compile.")] = True,
 ) -> None:
-    """Train the base model from scratch and save it in bfloat16, with its curve."""
+    """Train the base model from scratch and save it in bfloat16, with its learning curve."""
     set_seed(seed)
     rng = np.random.default_rng(seed)
     tokenizer = arithmetic_tokenizer()
@@ -147,7 +147,7 @@ def main(
             print(json.dumps(curve[-1]), flush=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    model.config.dtype = "float32"  # what it is to be loaded in
+    model.config.dtype = "float32"  # the dtype to load it in
     model.config.save_pretrained(folder)
     final = accuracy(model.float(), *test)
     record = {

@@ -1,6 +1,6 @@
-"""Encoding throughput beside Algorithm A as printed, and memory against length.
+"""Encoding: throughput beside Algorithm A as printed, and memory against length.
 
-Every variant turns the same sequences of actions into inputs, positions and attention, on the host.
+Every variant turns the same action sequences into inputs, positions and attention on the CPU.
 """
 
 import statistics
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 import torch
 
-from sequencematch.bench.measure import Row, median_row, paired, peak_bytes
-from sequencematch.bench.paper_recipe import printed_algorithm_a
-from sequencematch.bench.session import Session
-from sequencematch.bench.workloads import random_rollouts, space_of
+from benchmarks.session import Session
+from benchmarks.timing import Measurement, measured, paired, peak_bytes
+from benchmarks.workloads import random_rollouts, space_of
 from sequencematch.core.encoding import encode, stack_nodes
 from sequencematch.core.mdp import Trajectory
+from tests.oracles.algorithm_a import printed_algorithm_a
 
 PRINTED, TENSORS, CONTROL = "Algorithm A as printed", "alive intervals", "alive intervals (A/A control)"
 BACKSPACES = 0.2
 SPACE = space_of(32_000)
 
 
-def encoding(session: Session) -> Iterator[Row]:
-    """How many times as fast as the printed pseudocode; then bytes per token, which should not grow."""
+def encoding(session: Session) -> Iterator[Measurement]:
+    """Seconds of the printed pseudocode over ours, and bytes per token at growing lengths."""
     batch, lengths = session.scale.encoding_batch, session.scale.encoding_lengths
     length = lengths[0]
     trajectories = random_rollouts(SPACE, batch, length, BACKSPACES, seed=0)
@@ -37,7 +37,7 @@ def encoding(session: Session) -> Iterator[Row]:
     }
     seconds = session.seconds("encoding", variants)
     speed = {name: batch * length / statistics.median(times) / 1e6 for name, times in seconds.items()}
-    yield median_row(
+    yield measured(
         "encoding",
         "A/A control: alive intervals / alive intervals",
         paired(seconds, CONTROL, TENSORS),
@@ -46,11 +46,11 @@ def encoding(session: Session) -> Iterator[Row]:
     )
     for name in variants:
         if name not in (PRINTED, CONTROL):
-            yield median_row("encoding", f"{PRINTED} / {name}", paired(seconds, PRINTED, name))
+            yield measured("encoding", f"{PRINTED} / {name}", paired(seconds, PRINTED, name))
     for size in lengths:
         tensors = _as_tensors(random_rollouts(SPACE, batch, size, BACKSPACES, seed=0))
         peak = peak_bytes(lambda t=tensors: stack_nodes(*t, bkspc=SPACE.bkspc))  # type: ignore[misc]
-        yield Row(
+        yield Measurement(
             "encoding",
             f"peak memory at {size} events",
             peak / (batch * size),

@@ -1,4 +1,4 @@
-"""Where a variant's time goes: its busiest kernels on a GPU, its busiest operators on a CPU."""
+"""Profiles: the kernels a variant spends its time in on a GPU, and the operators on a CPU."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sequencematch.bench.measure import Call, now, signature
+from benchmarks.timing import Call, now, provenance
 
 FILE = "profile.md"
 SHOWN, NAME_WIDTH = 12, 160
@@ -16,7 +16,7 @@ SHOWN, NAME_WIDTH = 12, 160
 
 @dataclass(frozen=True)
 class Busy:
-    """A kernel or operator: for how long it was busy itself, in how many calls."""
+    """A kernel or operator: the seconds spent in itself, and its calls."""
 
     name: str
     seconds: float
@@ -25,14 +25,14 @@ class Busy:
 
 @dataclass(frozen=True)
 class Profile:
-    """One call: how long it took under the profiler, and all that was busy meanwhile, the busiest first."""
+    """One call of a variant: its seconds under the profiler, and its kernels or operators, the longest first."""
 
     seconds: float
     busy: tuple[Busy, ...]
 
 
 def profile(call: Call, device: str) -> Profile:
-    """One call under torch's profiler, after one that warms up."""
+    """Profile one call with torch's profiler, after a warm-up call."""
     call()
     is_cuda = device.startswith("cuda")
     activity = torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU
@@ -45,7 +45,7 @@ def profile(call: Call, device: str) -> Profile:
 
 
 def _kernels(profiler: Any) -> list[Busy]:
-    """From the raw events: a generation has hundreds of thousands, and torch's own summary takes minutes over them."""
+    """Summed here: a generation has hundreds of thousands of events, which torch's own summary takes minutes for."""
     durations: dict[str, list[int]] = defaultdict(list)
     for event in profiler.profiler.kineto_results.events():
         if event.device_type().name == "CUDA":
@@ -60,12 +60,12 @@ def _operators(profiler: Any) -> list[Busy]:
 def save(profiles: Mapping[str, Profile], folder: Path, command: str) -> None:
     """Write `profile.md`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(markdown(profiles, signature(command, threads=1)))
+    (folder / FILE).write_text(markdown(profiles, provenance(command, threads=1)))
 
 
-def markdown(profiles: Mapping[str, Profile], signed: Mapping[str, str]) -> str:
-    """A table for each variant of what was busy longest, and how it was made."""
-    lines = ["# Where the time goes", "", *(f"- {name}: {value}" for name, value in signed.items())]
+def markdown(profiles: Mapping[str, Profile], made_by: Mapping[str, str]) -> str:
+    """A table per variant of its longest kernels or operators, below the provenance."""
+    lines = ["# Where the time goes", "", *(f"- {name}: {value}" for name, value in made_by.items())]
     for title, found in profiles.items():
         whole = sum(entry.seconds for entry in found.busy)
         calls = sum(entry.calls for entry in found.busy)

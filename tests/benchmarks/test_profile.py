@@ -2,7 +2,7 @@
 
 import torch
 
-from sequencematch.bench.profile import Busy, Profile, markdown, profile
+from benchmarks.profile import Busy, Profile, markdown, profile
 
 
 def test_what_is_called_is_found_as_often_as_it_was_called_and_the_busiest_comes_first() -> None:

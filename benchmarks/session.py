@@ -1,4 +1,4 @@
-"""One run of the benchmark: where, how much, how often; and what its suites share."""
+"""A run of the benchmark: its device, scale and rounds, and the model and generations that suites share."""
 
 import gc
 import statistics
@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from sequencematch.bench.measure import Call, Seconds, interleaved_seconds, seconds_of
-from sequencematch.bench.peers import autocast
-from sequencematch.bench.profile import Profile, profile
-from sequencematch.bench.shapes import FIRST, Scale, Shape, build
+from benchmarks.peers import autocast
+from benchmarks.profile import Profile, profile
+from benchmarks.shapes import FIRST, Scale, Shape, build
+from benchmarks.timing import Call, Seconds, interleaved_seconds, seconds_of
 from sequencematch.policy import Policy
 from sequencematch.policy.merging import merged
 
 
 @dataclass(frozen=True)
 class Generated:
-    """How long a batch of rollouts takes, the lower median of `times`, and how many actions it makes."""
+    """A generated batch of rollouts: its seconds, the lower median of `times`, and its actions."""
 
     seconds: float
     actions: int
@@ -26,20 +26,20 @@ class Generated:
 
 
 class Session:
-    """A device, a scale and a number of rounds; the model that was used last, and how long its generations took.
+    """A device, a scale and a number of rounds; caches the last model and the times of its generations.
 
-    With `is_profiled` every variant is called once under the profiler instead, and its time is no measurement.
+    With `is_profiled` every variant runs once, under the profiler, and its time is not a measurement.
     """
 
     def __init__(self, device: str, scale: Scale, rounds: int, *, is_profiled: bool = False) -> None:
-        """Nothing is built yet."""
+        """Store the settings. Models are built when a suite asks for them."""
         self.device, self.scale, self.rounds, self.is_profiled = device, scale, rounds, is_profiled
         self.profiles: dict[str, Profile] = {}
         self._policy: tuple[tuple[Shape, bool], Policy] | None = None
         self._generated: dict[tuple[Any, ...], Generated] = {}
 
     def policy(self, shape: Shape, *, is_lora: bool = False) -> Policy:
-        """A policy of this shape; the one before it is dropped, since two may not fit."""
+        """A policy of this shape. The policy before it is dropped first: two may not fit in memory."""
         if self._policy is None or self._policy[0] != (shape, is_lora):
             self._policy = None
             self.free()
@@ -51,7 +51,7 @@ class Session:
         return self.policy(self.scale.step, is_lora=self.scale.is_lora)
 
     def free(self) -> None:
-        """Give back what nothing refers to any more."""
+        """Free the memory of models that are no longer referenced."""
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -67,7 +67,7 @@ class Session:
         return self.profiles[title].seconds
 
     def generation(self, prompt: int, new_tokens: int) -> Generated:
-        """A whole batch of rollouts of the policy that is trained, none of which deletes: all write as many nodes."""
+        """Generate a batch from the trained policy without deletions, so that all rollouts have the same number of nodes."""
         batch, policy = self.scale.generation_batch, self.step_policy()
         key = (prompt, new_tokens, batch)
         if key not in self._generated:
@@ -76,7 +76,7 @@ class Session:
 
             def write() -> None:
                 options: dict[str, Any] = {"max_new_tokens": new_tokens, "seed": 0, "backspace_bias": -1e4}
-                with autocast(self.device), merged(policy):  # as the trainer does
+                with autocast(self.device), merged(policy):  # as in the trainer
                     result = policy.generate(rows, batch_size=batch, **options)
                 made[0] = sum(map(len, result.trajectories))
 

@@ -11,9 +11,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from sequencematch.bench.measure import Row, machine, signature
-from sequencematch.bench.session import Session
-from sequencematch.bench.targets import MIN_ROUNDS, Bounds, Target, Verdict, judge, targets_of
+from benchmarks.session import Session
+from benchmarks.targets import MIN_ROUNDS, Bounds, Target, Verdict, judge, targets_of
+from benchmarks.timing import Measurement, machine, provenance
 from sequencematch.extras import require
 
 STYLES = {Verdict.stretch: "bold green", Verdict.met: "green", Verdict.missed: "bold red", Verdict.not_judged: "dim"}
@@ -25,23 +25,23 @@ JSON, PLOT, MARKDOWN = "bench.json", "bench.png", "bench.md"
 class Report:
     """Rows of one run, where they were measured, and whether whole shapes and enough rounds were."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Measurement]
     machine: str
     is_full: bool
     command: str
     is_complete: bool = True
 
     @classmethod
-    def of(cls, session: Session, rows: Sequence[Row], command: str, *, is_complete: bool = True) -> "Report":
+    def of(cls, session: Session, rows: Sequence[Measurement], command: str, *, is_complete: bool = True) -> "Report":
         """The report of a session's rows."""
         is_full = session.scale.is_full and session.rounds >= MIN_ROUNDS
         return cls(tuple(rows), machine(session.device), is_full, command, is_complete)
 
-    def target(self, row: Row) -> Target | None:
+    def target(self, row: Measurement) -> Target | None:
         """What the row is held against here."""
         return targets_of(self.machine).get(row.target or "")
 
-    def verdict(self, row: Row) -> Verdict:
+    def verdict(self, row: Measurement) -> Verdict:
         """How the row stands."""
         return judge(row, self.machine, is_full=self.is_full)
 
@@ -87,7 +87,7 @@ def save(report: Report, folder: Path) -> None:
     """Write `bench.json`, and as `bench.md` what is held against something, replacing those of fewer rows."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {
-        "signature": signature(report.command, threads=1),
+        "signature": provenance(report.command, threads=1),
         "measured_on": report.machine,
         "is_full": report.is_full,
         "is_complete": report.is_complete,
@@ -117,7 +117,7 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _record(report: Report, row: Row) -> dict[str, Any]:
+def _record(report: Report, row: Measurement) -> dict[str, Any]:
     target = report.target(row)
     judged = {"must": _limit(target.must), "stretch": _limit(target.stretch)} if target is not None else {}
     return {**dataclasses.asdict(row), **judged, "verdict": report.verdict(row).value}
@@ -126,9 +126,9 @@ def _record(report: Report, row: Row) -> dict[str, Any]:
 def read(folder: Path) -> Report:
     """The report that `save` wrote."""
     record = json.loads((folder / JSON).read_text())
-    names = [field.name for field in dataclasses.fields(Row)]
+    names = [field.name for field in dataclasses.fields(Measurement)]
     found = [{name: row[name] for name in names} for row in record["rows"]]
-    rows = [Row(**{**row, "middle": tuple(row["middle"]) if row["middle"] else None}) for row in found]
+    rows = [Measurement(**{**row, "middle": tuple(row["middle"]) if row["middle"] else None}) for row in found]
     signed = record["signature"]
     return Report(rows, record["measured_on"], record["is_full"], signed["command"], record["is_complete"])
 
@@ -166,7 +166,7 @@ def draw(report: Report, folder: Path) -> None:
     plt.close(figure)
 
 
-def _bars(axes: Any, report: Report, rows: Sequence[Row]) -> None:
+def _bars(axes: Any, report: Report, rows: Sequence[Measurement]) -> None:
     """A panel: from 1 on a logarithmic axis, so that twice as fast and twice as slow look alike."""
     for place, row in enumerate(rows):
         color = COLORS.get(report.verdict(row), "#8c959f")

@@ -1,4 +1,4 @@
-"""Every suite runs through the real functions and yields the rows that the targets know."""
+"""Every suite runs through the real functions and yields the measurements that the targets know."""
 
 import functools
 import itertools
@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from sequencematch.bench import decoding, end_to_end, peers
-from sequencematch.bench.measure import Row
-from sequencematch.bench.run import SUITES, chosen, run, session_for
-from sequencematch.bench.session import Session
-from sequencematch.bench.targets import TARGETS
-from tests.bench.known import policy, session
+from benchmarks import decoding, end_to_end, peers
+from benchmarks.session import Session
+from benchmarks.suites import SUITES, chosen, run, session_for
+from benchmarks.targets import TARGETS
+from benchmarks.timing import Measurement
+from tests.benchmarks.known import policy, session
 
 EXPECTED = {
     "encoding": {"control"},
@@ -37,7 +37,7 @@ EXPECTED = {
 
 
 @functools.cache
-def rows_of(name: str) -> list[Row]:
+def rows_of(name: str) -> list[Measurement]:
     return list(SUITES[name](session()))
 
 
@@ -68,7 +68,7 @@ def test_rows_of_an_interrupted_run_are_those_measured_before() -> None:
 def test_a_run_is_on_one_thread_and_gives_the_others_back() -> None:
     torch.set_num_threads(2)
     try:
-        rows: list[Row] = []
+        rows: list[Measurement] = []
         for row in run(session(), ["encoding"]):
             rows.append(row)
             assert torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""What is trained on: data as long as the context, rollouts as long or shorter, or short ones that share their prompts."""
+"""Workloads of a training step: data as long as the context with equal or shorter rollouts, or short rows with shared prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sequencematch.bench.shapes import BOS, EOS, FIRST, Scale
+from benchmarks.shapes import BOS, EOS, FIRST, Scale
 from sequencematch.core.encoding import Encoding
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import add_noise, token_noise
@@ -18,7 +18,7 @@ BACKSPACES, NOISE = 0.1, 0.2
 
 @dataclass(frozen=True)
 class Workload:
-    """Data and rollouts of one step, and what maximum likelihood learns from the same data."""
+    """Data and rollouts of one step, and the same data as tokens for maximum likelihood."""
 
     name: str
     clean: Tensor  # token ids, [batch, time]
@@ -31,11 +31,11 @@ class Workload:
         return [*self.data, *self.rollouts]
 
     def encode(self, hidden_size: int) -> Encoding:
-        """All of them packed as the trainer packs them for a model of that width."""
+        """All trajectories in one encoding, packed as the trainer packs them for a model of that width."""
         return encode_batch(self.trajectories, hidden_size)
 
     def parts(self, hidden_size: int, device: str) -> list[Batch]:
-        """The same split into forward passes, as the trainer splits a batch."""
+        """The same, split into forward passes as the trainer splits a batch."""
         count = num_passes(self.data, self.rollouts, node_budget(self.clean.numel(), device))
         return encode_parts(self.data, self.rollouts, count, sum(map(len, self.data)), hidden_size)
 
@@ -48,7 +48,7 @@ def space_of(vocab: int) -> ActionSpace:
 def rollout(
     space: ActionSpace, prompt: Sequence[int], nodes: int, generator: torch.Generator, backspaces: float = BACKSPACES
 ) -> Trajectory:
-    """Random tokens behind a prompt, `nodes` of them pushed in all, and a share of all actions deleting."""
+    """A prompt and random actions, of which a share `backspaces` deletes, with `nodes` pushed tokens in all."""
     wanted = nodes - len(prompt) - 1
     tokens = torch.randint(FIRST, space.vocab_size, (wanted,), generator=generator).tolist()
     deletes = torch.rand(4 * wanted + 16, generator=generator).lt(backspaces).tolist()
@@ -61,7 +61,7 @@ def rollout(
 
 
 def random_rollouts(space: ActionSpace, batch: int, events: int, backspaces: float, seed: int) -> list[Trajectory]:
-    """Trajectories of `events` events, `<bos>` and `<eos>` among them, of which a share are backspaces."""
+    """Random trajectories of `events` events, `<bos>` and `<eos>` included; a share `backspaces` of the others deletes."""
     generator = torch.Generator().manual_seed(seed)
     actions = torch.randint(FIRST, space.vocab_size, (batch, events - 2), generator=generator)
     actions[torch.rand(batch, events - 2, generator=generator) < backspaces] = space.bkspc
@@ -71,7 +71,7 @@ def random_rollouts(space: ActionSpace, batch: int, events: int, backspaces: flo
 def text(
     space: ActionSpace, batch: int, context: int, nodes: int | None, *, noise: float = 0.0, seed: int = 0
 ) -> Workload:
-    """Plain text as long as the context, noise included, and rollouts of so many nodes from `<bos>`, or none."""
+    """Plain text as long as the context, with noise if asked for, and rollouts of `nodes` nodes from `<bos>`, or none."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(FIRST, space.vocab_size, (batch, context - 2), generator=generator)
     data = [Trajectory.demonstration(space, (BOS,), row) for row in tokens.tolist()]
@@ -85,7 +85,7 @@ def text(
 
 
 def prompted(space: ActionSpace, batch: int, prompt: int, completion: int, *, seed: int = 0) -> Workload:
-    """Questions and answers; every rollout answers a question of the data, so their prompts are shared."""
+    """Questions with answers; every rollout answers a question of the data, so prompts are shared."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(FIRST, space.vocab_size, (batch, prompt + completion - 1), generator=generator)
     rows = [(row[:prompt], row[prompt:]) for row in tokens.tolist()]
@@ -96,7 +96,7 @@ def prompted(space: ActionSpace, batch: int, prompt: int, completion: int, *, se
 
 
 def of_step(scale: Scale) -> dict[str, Workload]:
-    """The workloads of the training step, by what they are called in its rows."""
+    """The workloads of the training step, by name."""
     space = space_of(scale.step.vocab)
     return {
         "equal": text(space, scale.batch, scale.context, scale.context),

@@ -1,18 +1,18 @@
-"""What length costs: a step at equal token counts in ever longer rows, beside how maximum likelihood's own cost grows."""
+"""Cost against length: steps of equal token count in ever longer rows, beside maximum likelihood's."""
 
 import statistics
 from collections.abc import Iterator
 
-from sequencematch.bench.measure import Call, Row, median_row, paired
-from sequencematch.bench.peers import mle_step, updater, with_attention
-from sequencematch.bench.session import Session
-from sequencematch.bench.step import our_step
-from sequencematch.bench.workloads import text
+from benchmarks.peers import mle_step, updater, with_attention
+from benchmarks.session import Session
+from benchmarks.step import our_step
+from benchmarks.timing import Call, Measurement, measured, paired
+from benchmarks.workloads import text
 from sequencematch.policy.spine import SPINE
 
 
-def length(session: Session) -> Iterator[Row]:
-    """SequenceMatch with rollouts as long as the data: its growth from the shortest rows, over maximum likelihood's."""
+def length(session: Session) -> Iterator[Measurement]:
+    """Growth of our step's time from the shortest rows, over the growth of maximum likelihood's; rollouts as long as the data."""
     scale = session.scale
     policy = session.policy(scale.length, is_lora=scale.is_lora)
     policy.train()
@@ -30,10 +30,10 @@ def length(session: Session) -> Iterator[Row]:
     times = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
     control = paired(seconds, "control", f"MLE, {first}")
     detail = {"model": scale.length.name, "data_tokens": scale.length_tokens, "ms": times}
-    yield median_row("length", f"A/A control: MLE / MLE at {first}", control, target="control", detail=detail)
+    yield measured("length", f"A/A control: MLE / MLE at {first}", control, target="control", detail=detail)
     for nodes in scale.lengths[1:]:
         ours_growth, mle_growth = (paired(seconds, f"{who}, {nodes}", f"{who}, {first}") for who in ("ours", "MLE"))
-        yield median_row(
+        yield measured(
             "length",
             f"growth {first} → {nodes}, ours / MLE",
             [o / m for o, m in zip(ours_growth, mle_growth, strict=True)],
