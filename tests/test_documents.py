@@ -1,6 +1,8 @@
 """What the documents say is so: snippets run, names exist, nothing public is left out."""
 
 import ast
+import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.report import markdown, read
+from benchmarks.suites import SUITES
 from sequencematch.experiments import demo
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
@@ -138,10 +141,28 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h200"])
-def test_the_tables_of_performance_are_what_was_measured(machine: str) -> None:
+def test_the_tables_and_figures_of_performance_are_what_was_measured(machine: str) -> None:
     folder = ROOT / "results" / "bench" / machine
     report = read(folder)
     assert report.is_full
     assert markdown(report) == (folder / "bench.md").read_text()
     assert markdown(report) in (ROOT / "docs" / "performance.md").read_text()
     assert (folder / "bench.png").read_bytes() == (ROOT / "docs" / "images" / f"bench_{machine}.png").read_bytes()
+
+
+def test_every_recorded_result_is_listed_with_a_commit_and_a_command_that_exists() -> None:
+    """Files, command, commit, machine, and whether the numbers are current or historical."""
+    line = re.compile(
+        r"^\| (`.+`) \| `(.+?)`.* \| [0-9a-f]{7} \| [^|]+ \| (?:current|historical)[^|]* \|$", re.MULTILINE
+    )
+    results = ROOT / "results"
+    listed: list[str] = []
+    for files, command in line.findall((results / "README.md").read_text()):
+        listed += re.findall(r"`(.+?)`", files)
+        if command.startswith("python -m "):
+            module, *words = command.removeprefix("python -m ").split()
+            assert importlib.util.find_spec(module), command
+            named = itertools.takewhile(lambda word: not word.startswith("-"), words)
+            assert module != "benchmarks" or set(named) <= SUITES.keys(), command
+    recorded = [path for path in results.rglob("*") if path.is_file() and path != results / "README.md"]
+    assert sorted(listed) == sorted(str(path.relative_to(results)) for path in recorded)
