@@ -1,4 +1,4 @@
-"""Rows are held against the targets of their machine only, and the report says so in a table, JSON and a plot."""
+"""Measurements are judged by the targets of their machine, on the terminal alone; JSON, Markdown and plot have all of them."""
 
 import dataclasses
 import json
@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.report import JSON, PLOT, Report, draw, read, save, table
+from benchmarks.report import JSON, MARKDOWN, PLOT, Report, draw, main, markdown, read, save, table
 from benchmarks.targets import Verdict, judge
 from benchmarks.timing import Measurement
 from tests.benchmarks.known import session
 
 H200 = "NVIDIA H200"
+RESULTS = Path(__file__).parents[2] / "results" / "bench"
 
 
-def row(target: str | None, value: float) -> Measurement:
+def ratio(target: str | None, value: float) -> Measurement:
     return Measurement("step", f"{target} at {value}", value, rounds=11, middle=(value, value), target=target)
 
 
@@ -41,20 +42,20 @@ def row(target: str | None, value: float) -> Measurement:
         ("NVIDIA A100", "amortised, equal", 2.0, Verdict.not_judged),
     ],
 )
-def test_a_row_is_judged_on_the_machine_of_its_target_only(
+def test_a_measurement_is_judged_on_the_machine_of_its_target_only(
     machine: str, target: str | None, value: float, verdict: Verdict
 ) -> None:
-    assert judge(row(target, value), machine, is_full=True) == verdict
+    assert judge(ratio(target, value), machine, is_full=True) == verdict
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(10, Verdict.not_judged), (11, Verdict.missed)])
 def test_a_control_of_few_rounds_says_nothing(rounds: int, verdict: Verdict) -> None:
-    assert judge(dataclasses.replace(row("control", 1.2), rounds=rounds), "cpu", is_full=True) == verdict
-    assert judge(dataclasses.replace(row("step, equal", 9.0), rounds=1), "cpu", is_full=True) == Verdict.missed
+    assert judge(dataclasses.replace(ratio("control", 1.2), rounds=rounds), "cpu", is_full=True) == verdict
+    assert judge(dataclasses.replace(ratio("step, equal", 9.0), rounds=1), "cpu", is_full=True) == Verdict.missed
 
 
 def test_nothing_is_judged_at_small_shapes() -> None:
-    assert judge(row("step, equal", 9.0), "cpu", is_full=False) == Verdict.not_judged
+    assert judge(ratio("step, equal", 9.0), "cpu", is_full=False) == Verdict.not_judged
 
 
 def test_too_few_rounds_are_not_a_full_run() -> None:
@@ -64,8 +65,8 @@ def test_too_few_rounds_are_not_a_full_run() -> None:
     assert Report.of(full, [], "").is_full
 
 
-ROWS = [row("step, equal", 2.3), row("step, shared", 1.3), row("control", 1.0), row(None, 0.5)]
-REPORT = Report(ROWS, "cpu", is_full=True, command="sequencematch bench")
+RATIOS = [ratio("step, equal", 2.3), ratio("step, shared", 1.3), ratio("control", 1.0), ratio(None, 0.5)]
+REPORT = Report(RATIOS, "cpu", is_full=True, command="python -m benchmarks")
 
 
 def shown(report: Report, **options: bool) -> str:
@@ -77,35 +78,68 @@ def shown(report: Report, **options: bool) -> str:
 
 def test_the_table_says_what_was_met_and_what_must_be() -> None:
     text = shown(REPORT)
-    missed, stretch, met, plain = (next(line for line in text.splitlines() if r.name in line) for r in ROWS)
+    missed, stretch, met, plain = (next(line for line in text.splitlines() if r.name in line) for r in RATIOS)
     assert "2.3 ×" in missed
     assert "≤ 2.2 (≤ 2.05)" in missed
     assert missed.split()[-1] == "missed"
     assert stretch.split()[-1] == "stretch"
     assert "0.95–1.05" in met
     assert plain.split()[-1] == "11"
-    assert ROWS[3].name not in shown(REPORT, judged_only=True)
+    assert RATIOS[3].name not in shown(REPORT, judged_only=True)
 
 
 def test_a_quick_table_says_that_it_is() -> None:
     text = shown(dataclasses.replace(REPORT, is_full=False))
-    assert "nothing is judged" in text
+    assert "quick: small shapes and few rounds, no verdicts" in text
     assert "missed" not in text
 
 
 def test_a_report_is_read_as_it_was_saved(tmp_path: Path) -> None:
     save(REPORT, tmp_path)
     found = read(tmp_path)
-    assert list(found.rows) == ROWS
-    assert dataclasses.replace(found, rows=ROWS) == REPORT
-    record = json.loads((tmp_path / JSON).read_text())
-    assert record["rows"][0]["verdict"] == "missed"
-    assert record["rows"][0]["must"] == "≤ 2.2"
-    assert record["signature"]["command"] == "sequencematch bench"
+    assert found == dataclasses.replace(REPORT, measurements=found.measurements)
+    assert list(found.measurements) == RATIOS
+    assert json.loads((tmp_path / JSON).read_text())["signature"]["command"] == "python -m benchmarks"
+    assert (tmp_path / MARKDOWN).read_text() == markdown(REPORT)
+
+
+def test_what_is_published_has_every_measurement_and_no_verdict(tmp_path: Path) -> None:
+    memory = Measurement("encoding", "peak memory", 122.147, unit="B/token")
+    report = dataclasses.replace(REPORT, measurements=[ratio("step, equal", 2.3), memory])
+    assert markdown(report).splitlines()[2:] == [
+        "| step | step, equal at 2.3 | 2.30 × | 2.30 to 2.30 | 11 |",
+        "| encoding | peak memory | 122.15 B/token |  | 1 |",
+    ]
+    save(report, tmp_path)
+    published = (tmp_path / JSON).read_text() + (tmp_path / MARKDOWN).read_text()
+    assert not [word for word in ("must", "stretch", "met", "missed", "verdict") if word in published]
+
+
+def test_the_table_and_the_plot_are_written_again_from_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(REPORT, tmp_path)
+    draw(REPORT, tmp_path)
+    written = {name: (tmp_path / name).read_bytes() for name in (JSON, MARKDOWN, PLOT)}
+    for name in (MARKDOWN, PLOT):
+        (tmp_path / name).unlink()
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    main()
+    assert {name: (tmp_path / name).read_bytes() for name in written} == written
 
 
 def test_the_plot_is_written_where_there_is_a_ratio(tmp_path: Path) -> None:
-    draw(dataclasses.replace(REPORT, rows=[]), tmp_path)
+    draw(dataclasses.replace(REPORT, measurements=[]), tmp_path)
     assert not (tmp_path / PLOT).exists()
     draw(REPORT, tmp_path)
     assert (tmp_path / PLOT).read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("machine", ["cpu", "h200"])
+def test_the_recorded_results_miss_no_target(machine: str) -> None:
+    report = read(RESULTS / machine)
+    verdicts = [judge(m, report.machine, is_full=report.is_full) for m in report.measurements]
+    assert Verdict.missed not in verdicts
+    assert len([verdict for verdict in verdicts if verdict in (Verdict.met, Verdict.stretch)]) > 10
+    doubled = [dataclasses.replace(m, value=2 * m.value) for m in report.measurements]  # the control
+    assert Verdict.missed in [judge(m, report.machine, is_full=report.is_full) for m in doubled]
