@@ -16,8 +16,8 @@ from benchmarks.timing import Call, Measurement, measured, paired, peak_bytes
 from benchmarks.workloads import rollout, text
 from sequencematch.core.encoding import Encoding, attend, encode
 from sequencematch.core.mdp import ActionSpace
-from sequencematch.policy.attention import block_mask
-from sequencematch.policy.spine import SPINE
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
+from sequencematch.policy.masks import block_mask
 
 CAUSAL, CONTROL, DENSE, BLOCKS = "causal", "causal (A/A control)", "dense mask", "block mask"
 #: Nodes of a batch, over all of its rows.
@@ -90,11 +90,11 @@ def _steps(session: Session) -> Iterator[Measurement]:
     for length in scale.attention_lengths:
         work = text(policy.space, max(1, NODES // 2 // length), length, length)
         ours = our_step(policy, work, update)
-        variants = {name: with_attention(policy, name, ours) for name in ("sdpa", SPINE, "flex_attention")}
+        variants = {name: with_attention(policy, name, ours) for name in ("sdpa", CAUSAL_PREFIX, "flex_attention")}
         seconds = session.seconds(f"attention in a step, rows of {length}", variants)
         peaks = {name: peak_bytes(call, device) / 2**20 for name, call in variants.items()}
         ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
         detail = {"model": scale.training.name, "ms": ms, "mib": peaks}
-        for name, label in ((SPINE, "with the spine in front"), ("flex_attention", "under FlexAttention")):
+        for name, label in ((CAUSAL_PREFIX, "with the causal prefix first"), ("flex_attention", "under FlexAttention")):
             ratios = paired(seconds, name, "sdpa")
             yield measured("attention", f"a step {label} / under SDPA, rows of {length}", ratios, detail=detail)

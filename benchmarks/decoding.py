@@ -7,7 +7,7 @@ from benchmarks.peers import hf_generate, with_attention
 from benchmarks.session import Session, random_prompts
 from benchmarks.timing import Call, Measurement, copy_bandwidth, measured, paired
 from sequencematch.policy import Policy
-from sequencematch.policy.spine import SPINE
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 
 DYNAMIC, STATIC = "model.generate, dynamic cache", "model.generate, static cache, compiled"
 OURS, CONTROL, DELETING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, deleting"
@@ -28,7 +28,7 @@ def decoding(session: Session) -> Iterator[Measurement]:
             result = policy.generate(prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=bias)
             actions[name] = sum(map(len, result.trajectories))
 
-        return with_attention(policy, SPINE, run)
+        return with_attention(policy, CAUSAL_PREFIX, run)
 
     variants: dict[str, Call] = {
         DYNAMIC: with_attention(policy, "sdpa", hf_generate(policy, prompts, new_tokens)),

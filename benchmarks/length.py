@@ -8,7 +8,7 @@ from benchmarks.session import Session
 from benchmarks.step import our_step
 from benchmarks.timing import Call, Measurement, measured, paired
 from benchmarks.workloads import text
-from sequencematch.policy.spine import SPINE
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 
 
 def length(session: Session) -> Iterator[Measurement]:
@@ -23,7 +23,7 @@ def length(session: Session) -> Iterator[Measurement]:
         mle = mle_step(policy.model, work.clean, session.device, update)
         ours = our_step(policy, work, update)
         variants[f"MLE, {nodes}"] = with_attention(policy, "sdpa", mle)
-        variants[f"ours, {nodes}"] = with_attention(policy, SPINE, ours)
+        variants[f"ours, {nodes}"] = with_attention(policy, CAUSAL_PREFIX, ours)
     first = scale.lengths[0]
     variants["control"] = variants[f"MLE, {first}"]
     seconds = session.seconds("cost against length", variants)

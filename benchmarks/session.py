@@ -13,7 +13,6 @@ from benchmarks.profile import Profile, profile
 from benchmarks.shapes import FIRST, Scale, Shape, build
 from benchmarks.timing import Call, Seconds, interleaved_seconds, seconds_of
 from sequencematch.policy import Policy
-from sequencematch.policy.merging import merged
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Session:
 
             def write() -> None:
                 options: dict[str, Any] = {"max_new_tokens": new_tokens, "seed": 0, "backspace_bias": -1e4}
-                with autocast(self.device), merged(policy):  # as in the trainer
+                with autocast(self.device), policy.for_rollouts():  # as in the trainer
                     result = policy.generate(rows, batch_size=batch, **options)
                 made[0] = sum(map(len, result.trajectories))
 

@@ -13,10 +13,11 @@ from benchmarks.timing import Call, Measurement, measured, paired, peak_bytes, s
 from benchmarks.workloads import NOISE, Workload, of_step, text
 from sequencematch.core.divergences import CHI2_MIXTURE
 from sequencematch.policy import Policy
-from sequencematch.policy.compiling import compile_layers, uncompiled
+from sequencematch.policy.adapters import without_input_casts
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
+from sequencematch.policy.changes import changed, uncompiled
 from sequencematch.policy.fusing import fusions
-from sequencematch.policy.merging import without_input_casts
-from sequencematch.policy.spine import SPINE
+from sequencematch.policy.modes import compile_layers
 from sequencematch.training.losses import OBJECTIVES, Batch, Weights
 from sequencematch.training.step import accumulate_gradients
 
@@ -65,7 +66,7 @@ def without_casts(policy: Policy, call: Call) -> Call:
     """The call without PEFT's casts of adapters' inputs."""
 
     def run() -> object:
-        with without_input_casts(policy):
+        with changed(without_input_casts(policy)):
             return call()
 
     return run
@@ -96,7 +97,7 @@ def variants_of(session: Session, policy: Policy, workloads: dict[str, Workload]
     peers[PAPER] = paper_step(policy, equal, scale.context, update)
     return {
         **{name: with_attention(policy, "sdpa", call) for name, call in peers.items()},
-        **{name: with_attention(policy, SPINE, call) for name, call in ours.items()},
+        **{name: with_attention(policy, CAUSAL_PREFIX, call) for name, call in ours.items()},
     }
 
 
@@ -188,10 +189,10 @@ def _compiled(session: Session, policy: Policy, work: Workload) -> Iterator[Meas
     """Our step with `compile_layers` over plain Hugging Face, and over Hugging Face compiled the same way."""
     update = updater(policy, session.device)
     mle = with_attention(policy, "sdpa", mle_step(policy.model, work.clean, session.device, update))
-    ours = with_attention(policy, SPINE, our_step(policy, work, update, is_compiled=True))
+    ours = with_attention(policy, CAUSAL_PREFIX, our_step(policy, work, update, is_compiled=True))
 
     def plain() -> None:
-        with uncompiled(policy):
+        with changed(uncompiled(policy.modules())):
             mle()
 
     compile_layers(policy)

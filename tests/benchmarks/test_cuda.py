@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from sequencematch.policy.compiling import compile_layers
-from sequencematch.policy.spine import SPINE
 from torch import Tensor
 
 from benchmarks.shapes import Shape, build
 from benchmarks.step import our_step
 from benchmarks.workloads import text
 from sequencematch.policy import Policy
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
+from sequencematch.policy.modes import compile_layers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -18,7 +18,7 @@ def test_a_compiled_step_has_the_gradients_of_one_that_is_not() -> None:
     """In rows whose survivors come first: that attention, compiled too, gave other gradients, or infinite ones."""
     policy = Policy.from_pretrained(build(Shape("small", 256, 688, 2, 4, 4, 1000, 4096), "cuda", is_lora=True))
     policy.train()
-    assert policy.base.config._attn_implementation == SPINE
+    assert policy.base.config._attn_implementation == CAUSAL_PREFIX
     work = text(policy.space, 8, 1024, 1024)
 
     def gradients(*, is_compiled: bool = False) -> Tensor:

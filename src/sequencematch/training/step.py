@@ -1,7 +1,6 @@
 """A training step: data and rollouts in forward passes that fit a node budget, each followed by its backward pass (Alg. 1)."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -9,8 +8,7 @@ from torch import Tensor
 from sequencematch.core.encoding import Encoding, encode, fitting_row_length
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.policy.fusing import Fusion, fused
-from sequencematch.policy.merging import without_input_casts
+from sequencematch.policy.fusing import Fusion
 from sequencematch.training.losses import Batch
 
 #: Smallest forward pass that saturates a GPU, in nodes.
@@ -58,5 +56,5 @@ def accumulate_gradients(
 
     `forward_backward` computes the loss of a part, calls its backward pass and returns it without a graph.
     """
-    with without_input_casts(policy) if is_autocast else nullcontext(), fused(fusions):
+    with policy.for_training(fusions, autocast=is_autocast):
         return torch.stack([forward_backward(part) for part in parts]).sum()
