@@ -1,4 +1,4 @@
-"""Shapes are checked at run time in the whole package; randomness is seeded and printed."""
+"""Shapes are checked at run time in the package and the benchmarks; randomness is seeded and printed."""
 
 import hypothesis
 import pytest
@@ -7,7 +7,7 @@ from jaxtyping import install_import_hook
 
 import tests.shape_checker  # noqa: F401  (jaxtyping looks the checker up by name)
 
-install_import_hook("sequencematch", "tests.shape_checker.check")
+install_import_hook(["sequencematch", "benchmarks"], "tests.shape_checker.check")
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("default")
