@@ -1,4 +1,4 @@
-"""Rows of a dataset, in the formats TRL knows, as prompts and completions in tokens."""
+"""Rows in the formats of TRL → examples: prompts and completions in tokens."""
 
 import itertools
 import operator
@@ -11,15 +11,15 @@ from torch.utils.data import Dataset, IterableDataset
 
 from sequencematch.data.seeds import hash_seed
 
-#: How many rows are read before training starts, to find bad ones early; of a stream fewer, since it is read again.
+#: Rows that are checked before training starts; fewer of a stream, which is then read again from its start.
 CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence to learn: s₀ and the tokens behind it, `<eos>` left out; and which row, in which epoch, it is.
+    """A sequence to learn: s₀ and the tokens behind it, without `<eos>`; and the number of its row and of the epoch.
 
-    Plain text has no prompt: its first token is s₀ and `is_text` is set. `noise_tokens` are what noise may be for this row.
+    Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert.
     """
 
     prompt: tuple[int, ...]
@@ -36,7 +36,7 @@ class Reader:
 
     A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
     or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` is
-    optional: ids, or tokens as the tokenizer spells them. `truncation` as in `SequenceMatchConfig`.
+    optional: ids, or tokens as the tokenizer spells them. `truncation` is that of `SequenceMatchConfig`.
     """
 
     tokenizer: Any
@@ -87,20 +87,20 @@ class Reader:
         return replace(example, noise_tokens=noise)
 
     def may_cut(self, example: Example) -> bool:
-        """Whether the example is cut where it doesn't fit, as plain text is by default."""
+        """Whether an example that is too long is cut and not refused; by default, whether it is plain text."""
         return example.is_text if self.truncation is None else self.truncation
 
 
 class Examples(Dataset[Example]):
-    """A dataset with random access, tokenised as it is read. Noise depends on row and epoch, so both travel along."""
+    """A dataset with random access, tokenised as it is read. Examples carry their row and epoch, which seed the noise."""
 
     def __init__(self, rows: Any, read: Reader) -> None:
         """`rows` is a `datasets.Dataset` or a plain list of dicts."""
         self.rows, self.read = rows, read
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # seen by worker processes that live on
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent worker processes see it
 
     def begin_epoch(self, epoch: int) -> None:
-        """Which pass over the rows this is. Not called `set_epoch`: accelerate calls that, for held-out data, too."""
+        """Set the number of this pass over the rows. accelerate would call a `set_epoch`, for held-out data, too."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -108,16 +108,11 @@ class Examples(Dataset[Example]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Example:
-        """One row; a bad one is named by its number."""
+        """One row as an example. An error names the row by its number."""
         return _numbered(self.rows[index], self.read, index, int(self._epoch))
 
-    @property
-    def first(self) -> Example:
-        """The first row."""
-        return self[0]
-
     def prompts(self, start: int, count: int, seed: int) -> list[Example]:
-        """The examples that rollouts `start` to `start + count` begin from, each drawn at random from all rows."""
+        """The examples from which rollouts `start` to `start + count` begin, each drawn at random from all rows."""
         generators = (torch.Generator().manual_seed(hash_seed("prompt", seed, start + i)) for i in range(count))
         return [self[int(torch.randint(len(self), (), generator=generator))] for generator in generators]
 
@@ -132,30 +127,25 @@ class ExampleStream(IterableDataset[Example]):
         self._prompts: tuple[int, Iterator[Example]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker process, which makes no rollouts."""
+        """The state for a worker process: it makes no rollouts and needs no iterator over prompts."""
         return {**vars(self), "_prompts": None}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Which pass over the rows this is."""
+        """Set the number of this pass over the rows."""
         self._epoch.fill_(epoch)
         if hasattr(self.rows, "set_epoch"):
             self.rows.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Example]:
-        """The rows in order, those of other worker processes left out; some datasets leave them out themselves."""
+        """The rows in order, shared out among worker processes unless the dataset does so itself."""
         worker = torch.utils.data.get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         splits_itself = isinstance(self.rows, IterableDataset)
         for place, row in enumerate(self.rows if splits_itself else itertools.islice(self.rows, number, None, workers)):
             yield _numbered(row, self.read, place * workers + number, int(self._epoch))
 
-    @property
-    def first(self) -> Example:
-        """The first row."""
-        return next(iter(self))
-
     def prompts(self, start: int, count: int, seed: int) -> list[Example]:  # noqa: ARG002
-        """The examples that rollouts `start` to `start + count` begin from: the rows in order, over and over."""
+        """The examples from which rollouts `start` to `start + count` begin: the rows in order, over and over."""
         if self._prompts is None or self._prompts[0] != start:
             endless = (_numbered(row, self.read, i, 0) for _ in itertools.count() for i, row in enumerate(self.rows))
             self._prompts = (start, itertools.islice(endless, start, None))
@@ -165,7 +155,7 @@ class ExampleStream(IterableDataset[Example]):
 
 
 def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
-    """Wrap a dataset, after reading its first rows."""
+    """Wrap a dataset whose first rows have been checked; `name` is the argument that holds it."""
     expected = f"`{name}` must be a dataset or a list of dicts"
     if isinstance(rows, str | Mapping):
         kind = "text" if isinstance(rows, str) else "one dict; for a DatasetDict pass one of its splits"
@@ -202,7 +192,7 @@ def _from_pair(row: Mapping[str, Any], tokenizer: Any) -> Example:
         raise ValueError(f"must have a `completion` of the kind of its `prompt`. Got {type(completion).__name__}.")
     whole = _tokenize(prompt + completion, tokenizer, "prompt")
     if tuple(whole[: len(before)]) != tuple(before):
-        # A token would span prompt and completion, and a prompt alone could never be continued so.
+        # A token spans prompt and completion. Tokenised apart, they are what a policy sees and writes.
         whole = [*before, *tokenizer(completion, add_special_tokens=False)["input_ids"]]
     return Example(tuple(before), tuple(whole[len(before) :]), is_text=False)
 
@@ -221,7 +211,7 @@ def _from_messages(row: Mapping[str, Any], tokenizer: Any, last: int = 1) -> Exa
     if whole[: len(before)] != before:
         raise ValueError("`messages` need a chat template whose prompt is a prefix of the whole. This one's is not.")
     answer, eos = whole[len(before) :], tokenizer.eos_token_id
-    end = answer.index(eos) if eos in answer else len(answer)  # templates may write more, such as a newline
+    end = answer.index(eos) if eos in answer else len(answer)  # a template may write more behind it, such as a newline
     return Example(tuple(before), tuple(answer[:end]), is_text=False)
 
 

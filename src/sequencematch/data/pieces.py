@@ -26,15 +26,14 @@ def pieces(trajectory: Trajectory, decode: Decode, prompt: str = "") -> tuple[Pi
     `prompt` is the text of s₀. The end of it that was deleted follows as a piece of its own.
     """
     tokens, depths, alive = trajectory.replay()
-    deepest = [-1, *accumulate(depths, max)]  # before each node
+    initial, deepest = len(trajectory.initial), [-1, *accumulate(depths, max)]  # `deepest` before each node
     fates: list[Fate] = ["deleted"] * len(tokens)
     for node in alive:
-        is_new = depths[node] > deepest[node]
-        fates[node] = "prompt" if node < len(trajectory.initial) else "kept" if is_new else "replacement"
+        fates[node] = "prompt" if node < initial else "kept" if depths[node] > deepest[node] else "replacement"
     start = fates.count("prompt")
     runs = groupby(range(start, len(tokens) - 1), key=fates.__getitem__)
     found = [
-        Piece(prompt.removesuffix(decode(tokens[start : len(trajectory.initial)])), "prompt"),
+        Piece(prompt.removesuffix(decode(tokens[start:initial])), "prompt"),
         *(Piece(decode([tokens[node] for node in run]), fate) for fate, run in runs),
         Piece("…" if trajectory.truncated else "<eos>", "end"),
     ]

@@ -36,7 +36,7 @@ def read_rows(name: str, source: str, config: str | None = None, split: str = "t
     try:
         if kind == ".parquet":
             return datasets.load_dataset("parquet", data_files=source, split="train")
-        return datasets.load_dataset(source, config, split=split)
+        return datasets.load_dataset(source, config or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(f"{expected}: {next(iter(str(error).splitlines()), '')}") from error
 

@@ -1,8 +1,8 @@
-"""Seeds by hash: one for every purpose and number, so that random numbers depend on nothing that ran before."""
+"""Seeds by hash: a resumed run, or another process, draws the same random numbers."""
 
 
 def hash_seed(purpose: str, *numbers: int) -> int:
-    """One 63-bit seed from what it is for and some numbers: neighbouring ones give unrelated streams."""
+    """A 63-bit seed from a purpose and some numbers. Neighbouring numbers give unrelated random streams."""
     mixed = int.from_bytes(purpose.encode())
     for number in numbers:
         mixed = (mixed ^ (number % 2**64)) * 0x9E3779B97F4A7C15 % 2**64

@@ -1,4 +1,8 @@
-"""Settings from YAML and flags, as the types they have in a dataclass; what is wrong is said with its place."""
+"""Settings from YAML files and flags, converted to the types that a dataclass gives them. Errors name the file and the line.
+
+Not `HfArgumentParser`, which keeps `1e-4` as text, nor `TrlParser`, whose errors have no file and line, suggest no spelling
+and let a name be given twice.
+"""
 
 import re
 import types
@@ -40,7 +44,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings in a file, and for each what to call it in an error: its name, the file and the line."""
+    """The settings in a file, and for each the place that an error names: setting, file and line."""
     expected = f"{path} must hold settings in YAML, one `name: value` a line"
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
@@ -95,7 +99,7 @@ def parse_flags(words: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any
 
 
 def override(settings: Mapping[str, Any], places: Mapping[str, str], flags: Mapping[str, Any]) -> Any:
-    """Settings and their places with those of flags on top; `peft.r` is the `r` in `peft`."""
+    """Settings and their places, overridden by flags; `peft.r` is the `r` in `peft`."""
     settings, places = dict(settings), dict(places)
     for name, value in flags.items():
         key, _, part = name.partition(".")
@@ -107,7 +111,7 @@ def override(settings: Mapping[str, Any], places: Mapping[str, str], flags: Mapp
 
 
 def typed(settings: Mapping[str, Any], known: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Every setting as the type it has, or a `ValueError` for the first that is unknown or can't be that."""
+    """Every setting converted to its type, or a `ValueError` for the first that is unknown or can't be converted."""
     for key in settings:
         if key not in known:
             near = did_you_mean(key, known) or "."
@@ -128,7 +132,7 @@ def kinds(annotation: Any) -> list[Any]:
 
 
 def _convert(value: Any, wanted: Sequence[Any], place: str) -> Any:
-    """The value as what is wanted: `3` may be meant as 3.0, `1e3` as 1000, `"1e-4"` as a number, `yes` as true."""
+    """The value as one of the wanted types: `3` may be 3.0, `1e3` may be 1000, `"1e-4"` a number, `yes` true."""
     if type(value) in wanted or Any in wanted:
         return value
     if bool in wanted and isinstance(value, str) and value.lower() in _TRUTH:

@@ -42,10 +42,10 @@ def struck(prompt: str, trajectory: Trajectory, decode: Decode) -> "Text":
     """All that was ever written, in order: the prompt dim, what was deleted struck through, what replaced it green."""
     from rich.text import Text
 
-    drawn = Text()
-    for text, fate in pieces(trajectory, decode, prompt):
-        drawn.append(text.replace("\n", "↵") if fate == "deleted" else text, STYLES[fate])
-    return drawn
+    written = pieces(trajectory, decode, prompt)
+    return Text.assemble(
+        *((text.replace("\n", "↵") if fate == "deleted" else text, STYLES[fate]) for text, fate in written)
+    )
 
 
 def can_strike(console: "Console") -> bool:
@@ -70,7 +70,7 @@ def watch(
     def drawn(actions: Sequence[int]) -> "Text":
         return struck(prompt, Trajectory.rollout(space, tuple(initial), actions, floor), decode)
 
-    # The last action of a row that was cut is not executed. Until it ends, a row looks as if one to come had been.
+    # A rollout without <eos> was cut, and its last action is not executed: a placeholder stands for it until the row ends.
     actions = list[int]()
     with Live(drawn([space.bkspc]), console=console, auto_refresh=False) as live:
         for event in events:

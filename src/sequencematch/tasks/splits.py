@@ -1,4 +1,4 @@
-"""Which share of the data is held out for the test."""
+"""The share of the data that is held out for the test."""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def shuffle(items: Sequence[Any], seed: int) -> list[Any]:
 
 
 def hold_out(items: Sequence[Any], share: float | None, seed: int, remedy: str) -> list[Any]:
-    """A random share of the items, one at least, and not all; `remedy` is what to do where there is but one item."""
+    """A random share of the items, at least one and not all. `remedy` tells the caller what to do with fewer than two."""
     if len(items) < 2:
         raise ValueError(f"`test_share` must find two or more to hold some of them out. Got {len(items)}. {remedy}")
     count = round((TEST_SHARE if share is None else share) * len(items))
@@ -21,7 +21,7 @@ def hold_out(items: Sequence[Any], share: float | None, seed: int, remedy: str) 
 
 
 def check_share(share: float | None, is_given: bool, instead: str) -> None:
-    """Refuse a share that is none, or that the option `instead` would have ignored."""
+    """Refuse a share outside (0, 1), and one that would be ignored because the option `instead` is given."""
     if share is not None and not 0 < share < 1:
         raise ValueError(f"`test_share` must lie strictly between 0 and 1. Got test_share={share}.")
     if share is not None and is_given:

@@ -96,10 +96,7 @@ class Text(Task):
                 yield from _cut(read_text(option, path), self.separator)
 
     def _rows(self) -> Iterator[str]:
-        rows = self.dataset
-        if isinstance(rows, str):
-            name, _, config = rows.partition(":")
-            rows = read_rows("dataset", name, config or None)
+        rows = read_rows("dataset", *self.dataset.split(":", 1)) if isinstance(self.dataset, str) else self.dataset
         return (text_in(row, "text_field", self.text_field, f"row {i} of `dataset`") for i, row in enumerate(rows))
 
 

@@ -76,9 +76,10 @@ class SequenceMatchTrainer(Trainer):
         if train_dataset is None:
             raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
         examples = as_examples(train_dataset, read, "train_dataset")
-        if not _only_completions(args, examples.first):
+        first = next(iter(examples))
+        if not _only_completions(args, first):
             read = examples.read = replace(read, scores_prompt=True)
-            if not examples.first.is_text:
+            if not first.is_text:
                 as_examples(train_dataset, read, "train_dataset")  # once more: its prompts are learnt, too
         if isinstance(eval_dataset, dict):
             eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
