@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 import transformers
@@ -19,7 +19,7 @@ from sequencematch.evaluation.record import Record
 from sequencematch.evaluation.registry import METRICS, Evidence, load_encoder, metric_names
 from sequencematch.evaluation.samples import samples
 from sequencematch.metrics import Encoder
-from sequencematch.policy import Policy, Sampling
+from sequencematch.policy import Policy, Sampling, SamplingOptions
 from sequencematch.policy.generation import prompt_tokens
 from sequencematch.tasks import TASKS, Task
 
@@ -33,18 +33,17 @@ def evaluate(
     *,
     metrics: Sequence[str] | None = None,
     limit: int | None = None,
-    seed: int | None = None,
     mistakes: int | None = None,
     encoder: str | Encoder | None = None,
     batch_size: int = 64,
     folder: str | Path | None = None,
     progress: bool = True,
-    **sampling: Any,
+    **sampling: Unpack[SamplingOptions],
 ) -> Record:
     """Generate from the prompts of a task's test, or the first `limit` of them, and measure; by default `task.metrics`.
 
-    `sampling` holds fields of `Sampling`; the temperature and `max_new_tokens` are the task's. `seed`, 0 by default, is for
-    sampling and for drawing `mistakes`, one a row by default. `encoder` is MAUVE's: `minilm`, a folder or a model on the hub.
+    `sampling` holds fields of `Sampling`; the temperature and `max_new_tokens` are the task's. Its `seed`, 0 by default, is
+    for drawing `mistakes` as well, one a row by default. `encoder` is MAUVE's: `minilm`, a folder or a model on the hub.
     Whatever can't work is refused before anything is generated. With `folder`, generations are kept there as they end, and
     another call with the same settings goes on from them. Bars are shown only where stderr is a terminal.
     """
@@ -52,6 +51,7 @@ def evaluate(
     names = metric_names(task.metrics if metrics is None else metrics)
     chosen = [METRICS[name] for name in names]
     hands_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("hands_mistakes", "encodes"))
+    seed = sampling.pop("seed", None)
     used = _sampling(task, seed, sampling)
     _check_used("seed", seed, used.temperature > 0 or hands_mistakes, "nothing is drawn at random")
     _check_used("mistakes", mistakes, hands_mistakes, "recovery is not measured")
@@ -116,7 +116,7 @@ def documentation(*, of_metrics: bool = True) -> dict[str, list[tuple[str, str]]
     return ({"Metrics": [(name, metric.help) for name, metric in METRICS.items()]} if of_metrics else {}) | options
 
 
-def _sampling(task: Task, seed: int | None, given: dict[str, Any]) -> Sampling:
+def _sampling(task: Task, seed: int | None, given: Mapping[str, Any]) -> Sampling:
     if "max_new_tokens" in given:
         raise ValueError("`max_new_tokens` must be the task's: references are cut there as well. Set it in the task.")
     temperature = given.get("temperature", task.temperature)

@@ -5,7 +5,8 @@ from transformers import DynamicCache
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy.attention import cache_mask
-from sequencematch.policy.generation import Sampling, prompt_tokens
+from sequencematch.policy.generation import prompt_tokens
+from sequencematch.policy.sampling import Sampling
 from sequencematch.policy.scoring import Scorer
 
 

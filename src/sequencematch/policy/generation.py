@@ -11,19 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.pieces import text_behind
-from sequencematch.policy.decoding.choice import Choice, row_by_row, uniforms
+from sequencematch.policy.decoding.choice import uniforms
 from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, addresses, can_capture
 from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
+from sequencematch.policy.sampling import Sampling
 from sequencematch.policy.scoring import Scorer
 
 Prompt = str | Sequence[int]
@@ -31,78 +25,6 @@ Prompt = str | Sequence[int]
 REFILL = 1 / 8
 #: Prompt lengths are rounded up to a multiple of this, so that few CUDA graphs are captured.
 PROMPT_STEP = 64
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How actions are chosen and when a row ends.
-
-    `max_new_tokens` limits the net length; `max_actions`, deletions counted, is by default four times that and one. Greedy
-    at `temperature` 0. A row's random numbers depend on `seed`, the row and the action's number alone. `protect_prompt`
-    keeps `<bkspc>` out of the prompt, `ban_deleted` keeps a token just deleted from being chosen again in that state, and
-    `backspace_bias` is added to the logit of `<bkspc>`: a dial between writing on and thinking twice. A token of
-    `stop_tokens` ends a row in place of `<eos>` and is not written; the row counts as `truncated`, since the last action it
-    chose is not `<eos>`.
-    """
-
-    max_new_tokens: int = 64
-    max_actions: int | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    protect_prompt: bool = False
-    ban_deleted: bool = False
-    backspace_bias: float = 0.0
-    stop_tokens: Sequence[int] = ()
-    logits_processor: Any = None
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(
-                f"`max_new_tokens` must be at least 1: there would be nothing to write. Got {self.max_new_tokens}."
-            )
-        if self.max_actions is not None and self.max_actions < 1:
-            raise ValueError(f"`max_actions` must be at least 1. Got {self.max_actions}.")
-        object.__setattr__(self, "temperature", float(self.temperature))
-        if not self.temperature >= 0:
-            raise ValueError(f"`temperature` must be 0 (greedy) or positive. Got {self.temperature}.")
-        if self.temperature == 0 and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
-            raise ValueError(
-                "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
-            )
-
-    @property
-    def action_limit(self) -> int:
-        """The most actions a row may take."""
-        return self.max_actions if self.max_actions is not None else 4 * self.max_new_tokens + 1
-
-    def choice(self) -> Choice:
-        """What becomes of logits before one is chosen.
-
-        Given processors on each row's live tokens, then temperature, top-k, top-p and min-p on all rows at once.
-        """
-        given, warpers = self.logits_processor, LogitsProcessorList()
-        if self.temperature not in (0, 1):
-            warpers.append(TemperatureLogitsWarper(self.temperature))
-        if self.top_k is not None:
-            warpers.append(TopKLogitsWarper(self.top_k))
-        if self.top_p is not None:
-            warpers.append(TopPLogitsWarper(self.top_p))
-        if self.min_p is not None:
-            warpers.append(MinPLogitsWarper(self.min_p))
-
-        def warp(logits: Tensor) -> Tensor:
-            return warpers(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
-
-        return Choice(
-            self.temperature == 0,
-            None if given is None else row_by_row(given),
-            warp if warpers else None,
-            self.ban_deleted,
-            self.backspace_bias,
-        )
 
 
 @dataclass(frozen=True)

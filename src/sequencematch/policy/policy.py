@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,8 +11,9 @@ from sequencematch.policy import storage
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.decoding.decoder import ActionEvent
 from sequencematch.policy.export import export
-from sequencematch.policy.generation import Generation, Prompt, Sampling, generate, stream
+from sequencematch.policy.generation import Generation, Prompt, generate, stream
 from sequencematch.policy.probe import select_attention
+from sequencematch.policy.sampling import Sampling, SamplingOptions
 from sequencematch.policy.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ class Policy(Scorer):
         return cls(model, tokenizer, backspace)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, batch_size: int = 64, progress: bool = False, **sampling: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        batch_size: int = 64,
+        progress: bool = False,
+        **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Roll out from one prompt or many, text or token ids; `sampling` holds the fields of `Sampling`   (§4.1)."""
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
@@ -92,7 +98,7 @@ class Policy(Scorer):
             self, cast(Sequence[Prompt], many), Sampling(**sampling), batch_size=batch_size, progress=progress
         )
 
-    def stream(self, prompt: Prompt, **sampling: Any) -> Iterator[ActionEvent]:
+    def stream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Iterator[ActionEvent]:
         """Roll out from one prompt, yielding every action as it happens."""
         return stream(self, prompt, Sampling(**sampling))
 
