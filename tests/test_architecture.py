@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "sequencematch"
 #: Each layer may import those before it. Layers in one tuple don't import each other.
 LAYERS = [
-    ("core", "extras"),
+    ("core", "extras", "lazy"),
     ("data",),
     ("policy", "tasks", "metrics"),
     ("training",),
