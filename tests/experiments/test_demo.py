@@ -277,12 +277,10 @@ def test_questions_are_in_bases_the_base_model_has_not_seen() -> None:
     assert bases == {"5,", "6,", "7,", "8,", "9,"}
 
 
-def test_every_objective_is_trained_measured_kept_and_told_of(tmp_path: Path) -> None:
-    told: list[Outcome] = []
+def test_every_objective_is_trained_measured_and_saved(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
-    outcomes = demo.run(TINY, [0], tmp_path, console, told.append)
+    outcomes = list(demo.run(TINY, [0], tmp_path, console, "sequencematch demo"))
     assert [(o.objective, o.seed) for o in outcomes] == [(name, 0) for name in OBJECTIVES]
-    assert told == outcomes
     for o in outcomes:
         assert [o[name].count for name in COMPARED] == [24] * 3
         assert [step for step, _ in o.curve] == [1, 2, 3, 4]
@@ -293,7 +291,6 @@ def test_every_objective_is_trained_measured_kept_and_told_of(tmp_path: Path) ->
         "Fine-tuning with BC (2 of 3)",
         "Fine-tuning with SequenceMatch (3 of 3)",
     ]
-    demo.save(outcomes, TINY, tmp_path, "sequencematch demo", is_complete=True)
     assert demo.read(tmp_path) == outcomes
 
     prompt = demo.task(TINY).test()[0]["prompt"]
@@ -302,21 +299,23 @@ def test_every_objective_is_trained_measured_kept_and_told_of(tmp_path: Path) ->
     assert scores[0] != scores[1] != scores[2]
 
 
-def test_an_outcome_is_told_of_before_the_next_begins_and_one_seed_is_kept(
+def test_an_outcome_is_saved_before_the_next_begins_and_one_seeds_policies_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    happened: list[tuple[str, str, int]] = []
+    trained: list[Outcome] = []
     kept: list[Path | None] = []
 
     def train(objective: str, _: Budget, seed: int, save_to: Path | None) -> Outcome:
-        happened.append(("begins", objective, seed))
+        assert not trained or demo.read(tmp_path) == trained
+        trained.append(outcome(objective, seed))
         kept.append(save_to)
-        return outcome(objective, seed)
+        return trained[-1]
 
     monkeypatch.setattr(demo, "fine_tune", train)
     console = Console(file=io.StringIO(), width=100)
-    demo.run(TINY, [5, 7], tmp_path, console, lambda o: happened.append(("ends", o.objective, o.seed)))
-    assert happened == [(what, name, seed) for seed in (5, 7) for name in OBJECTIVES for what in ("begins", "ends")]
+    outcomes = list(demo.run(TINY, [5, 7], tmp_path, console, ""))
+    assert [(o.seed, o.objective) for o in outcomes] == [(seed, name) for seed in (5, 7) for name in OBJECTIVES]
+    assert outcomes == trained == demo.read(tmp_path)
     assert kept == [*(tmp_path / name for name in OBJECTIVES), None, None, None]
     assert "Fine-tuning with MLE (4 of 6, seed 7)" in written(console)
 
@@ -328,14 +327,8 @@ def test_an_interruption_leaves_what_is_finished(tmp_path: Path, monkeypatch: py
         return outcome(objective)
 
     monkeypatch.setattr(demo, "fine_tune", train)
-    told: list[Outcome] = []
-
-    def keep(finished: Outcome) -> None:
-        told.append(finished)
-        demo.save(told, TINY, tmp_path, "", is_complete=False)
-
     with pytest.raises(KeyboardInterrupt):
-        demo.run(TINY, [0], tmp_path, Console(file=io.StringIO()), keep)
+        list(demo.run(TINY, [0], tmp_path, Console(file=io.StringIO()), ""))
     assert demo.read(tmp_path) == [outcome("mle")]
 
 
@@ -349,7 +342,7 @@ def test_a_missing_package_is_named_before_anything_is_trained(
     monkeypatch.setattr(demo, "fine_tune", lambda *arguments: trained.append(arguments))
     text = f"The demo needs the package {package}: pip install 'sequencematch[{extra}]'."
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        demo.run(TINY, [0], tmp_path / "out", Console(file=io.StringIO()), lambda _: None)
+        list(demo.run(TINY, [0], tmp_path / "out", Console(file=io.StringIO()), ""))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out")])
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {text}\n")
     assert trained == []

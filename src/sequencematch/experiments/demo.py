@@ -8,7 +8,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -151,20 +151,19 @@ def check_installed() -> None:
         require(package, extra, "The demo")
 
 
-def run(
-    budget: Budget, seeds: Sequence[int], folder: Path, console: Console, finished: Callable[[Outcome], None]
-) -> list[Outcome]:
-    """Every objective with every seed; `finished` is told of each, so that an interruption loses only one."""
+def run(budget: Budget, seeds: Sequence[int], folder: Path, console: Console, command: str) -> Iterator[Outcome]:
+    """Every objective with every seed; all so far are saved after each, so that an interruption loses only one."""
     check_installed()
     outcomes: list[Outcome] = []
+    count = len(seeds) * len(OBJECTIVES)
     for seed in seeds:
         for objective, name in OBJECTIVES.items():
             of = f", seed {seed}" if len(seeds) > 1 else ""
-            console.print(f"Fine-tuning with {name} ({len(outcomes) + 1} of {len(seeds) * len(OBJECTIVES)}{of})")
+            console.print(f"Fine-tuning with {name} ({len(outcomes) + 1} of {count}{of})")
             save_to = folder / objective if seed == seeds[0] else None
             outcomes.append(fine_tune(objective, budget, seed, save_to))
-            finished(outcomes[-1])
-    return outcomes
+            save(outcomes, budget, folder, command, is_complete=len(outcomes) == count)
+            yield outcomes[-1]
 
 
 def save(outcomes: Sequence[Outcome], budget: Budget, folder: Path, command: str, *, is_complete: bool) -> None:

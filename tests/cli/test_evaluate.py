@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from sequencematch import cli, evaluation
+from sequencematch import evaluation
+from sequencematch.cli.data import data
+from sequencematch.cli.evaluate import evaluate as evaluate_command
 from sequencematch.evaluation import Record, evaluate, find_task, generations, report
 from sequencematch.policy import Policy
 from sequencematch.policy.generation import rollouts
 from sequencematch.tasks import TASKS, Arithmetic, Translation
+from tests.cli.program import check_error, lines_of_json, run
 from tests.evaluation.known import random_policy
-from tests.test_cli import check_error, lines_of_json, run
 
-REVERSE = f"{Path(__file__).parents[1] / 'examples' / 'new_task.py'}:Reverse"
+REVERSE = f"{Path(__file__).parents[2] / 'examples' / 'new_task.py'}:Reverse"
 #: Its prompts and answers fit the tiny model's context.
 SMALL = ["--test-size", "6", "--letters", "3", "--max-new-tokens", "6"]
 DELETING = ["--backspace-bias", "3"]
@@ -112,6 +114,7 @@ def test_every_flag_reaches_the_library(model: Path, tmp_path: Path, monkeypatch
         **settings,
         "backspace_bias": float("-inf"),
         "protect_prompt": True,
+        "ban_deleted": False,
         "seed": 3,
         "dtype": "torch.bfloat16",
         "metrics": ("rep_n",),
@@ -120,7 +123,7 @@ def test_every_flag_reaches_the_library(model: Path, tmp_path: Path, monkeypatch
 
 
 def test_no_option_of_a_task_is_hidden_by_a_flag_of_the_command() -> None:
-    for command in (cli.evaluate, cli.data):
+    for command in (evaluate_command, data):
         flags = set(inspect.signature(command).parameters)
         for task in TASKS.values():
             assert not flags & {field.name for field in dataclasses.fields(task)}  # type: ignore[arg-type]
@@ -130,6 +133,7 @@ def test_help_lists_tasks_options_and_metrics() -> None:
     shown = " ".join(run("evaluate", "--help").stdout.split())
     assert "Task arithmetic, measured by accuracy, recovery, backspace_rate:" in shown
     assert "--test-size Questions held out. [default: 200]" in shown
+    assert "--temperature <float> 0 is greedy. Default: the task's own." in shown
     assert "mauve How near texts are to human ones (§6.2)." in shown
     rows_only = " ".join(run("data", "--help").stdout.split())
     assert "--test-size Questions held out. [default: 200]" in rows_only

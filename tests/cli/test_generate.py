@@ -1,89 +1,29 @@
-"""The command line prints what the library returns, deletions in sight, and answers bad input with one line."""
+"""`sequencematch generate` prints what the library returns, deletions in sight, and answers bad input with one line."""
 
 import dataclasses
 import inspect
-import json
 import os
 import pty
-import re
 import signal
-import string
 import subprocess
-import sys
 import termios
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from typer.testing import CliRunner
+from transformers import PreTrainedTokenizerFast
 
-from sequencematch import Policy, __version__, cli
+from sequencematch import Policy
+from sequencematch.cli.generate import generate
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.policy import Sampling, display, generation
-from sequencematch.policy.export import NAME
+from tests.cli.program import LETTERS, PROGRAM, check_error, lines_of_json, run
 
-PROGRAM = [sys.executable, "-m", "sequencematch.cli"]
-LETTERS = ["<s>", "</s>", *string.ascii_lowercase, " ", "?"]
 SMALL = ["--max-new-tokens", "6", "--seed", "1"]
 ESCAPE = "\x1b["
-
-
-def letters() -> PreTrainedTokenizerFast:
-    """One token per letter."""
-    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with random weights and a tokenizer, on disk."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(LETTERS),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    LlamaForCausalLM(config).save_pretrained(path)
-    letters().save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def policy(folder: Path) -> Policy:
-    return Policy.from_pretrained(folder)
-
-
-def run(*arguments: str | Path, terminal: bool = False) -> Any:
-    """Run the program in this process."""
-    colour = {"FORCE_COLOR": "1" if terminal else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "80"}
-    return CliRunner().invoke(cli.app, list(map(str, arguments)), env=colour)
-
-
-def lines_of_json(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def check_error(result: Any, *texts: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr."""
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    for text in texts:
-        assert text in result.stderr
 
 
 # Case by hand: what is shown of a trajectory.
@@ -211,11 +151,13 @@ def test_every_flag_reaches_the_sampler(folder: Path, monkeypatch: pytest.Monkey
     assert received == [Sampling(**settings, protect_prompt=True, ban_deleted=True), 7]
 
 
-def test_the_flags_are_the_fields_of_sampling_with_their_defaults() -> None:
-    flags = inspect.signature(cli.generate).parameters
+def test_the_flags_are_the_fields_of_sampling_with_their_defaults_and_help() -> None:
+    flags = inspect.signature(generate).parameters
+    shown = " ".join(run("generate", "--help").stdout.split())
     for field in dataclasses.fields(Sampling):
         if field.name not in ("stop_tokens", "logits_processor"):  # a list of ids and a function
-            assert flags[field.name].default == field.default, field.name
+            assert flags[field.name].default.default == field.default, field.name
+            assert field.metadata["help"] in shown, field.name
 
 
 def test_plain_text_is_the_prompt_and_the_actions(folder: Path, policy: Policy) -> None:
@@ -302,31 +244,7 @@ def read_all(terminal: int) -> str:
     return text
 
 
-# Startup, interruption.
-
-
-def test_help_is_quick_and_imports_neither_torch_nor_transformers() -> None:
-    code = """
-import sys
-from typer.testing import CliRunner
-from sequencematch.cli import app
-for arguments in (["--help"], ["generate", "--help"], ["export", "--help"], ["--version"]):
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and result.stdout
-assert not {"torch", "transformers", "sequencematch.policy"} & sys.modules.keys()
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([*PROGRAM, "--help"], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1
-
-
-def test_the_version_is_the_packages() -> None:
-    assert run("--version").stdout == f"sequencematch {__version__}\n"
+# Interruption.
 
 
 def test_ctrl_c_exits_with_130_and_leaves_whole_lines(folder: Path, tmp_path: Path) -> None:
@@ -362,50 +280,6 @@ def test_what_ended_before_an_earlier_prompt_is_printed_when_interrupted(
     assert result.exit_code == 130
     assert lines_of_json(result.stdout) == whole[1:]
     assert result.stderr == ""
-
-
-# Export.
-
-
-def test_an_export_loads_as_a_plain_checkpoint_that_knows_backspace(
-    folder: Path, policy: Policy, tmp_path: Path
-) -> None:
-    target = tmp_path / "out" / "plain"
-    result = run("export", folder, target)
-    assert result.exit_code == 0
-    assert f"Wrote {target}" in result.stdout
-    model = AutoModelForCausalLM.from_pretrained(target)
-    assert model.config.bkspc_token_id == PreTrainedTokenizerFast.from_pretrained(target).convert_tokens_to_ids(NAME)
-    tokens = torch.tensor([[4, 2, 21]])
-    with torch.no_grad():
-        ours = policy.action_logits(policy.model.base_model(tokens).last_hidden_state)
-        torch.testing.assert_close(model(tokens).logits, ours)  # float32 rounding: the same sums, in another order
-
-
-def test_the_printed_snippet_runs(folder: Path, tmp_path: Path) -> None:
-    snippet = re.findall(r"^    (.*)$", run("export", folder, tmp_path / "plain").stdout, flags=re.MULTILINE)
-    assert len(snippet) == 2
-    names: dict[str, Any] = {}
-    exec(snippet[0], names)
-    # The tiny model has no room for the pipeline's 256 tokens.
-    call = snippet[1].removesuffix(")") + ", max_new_tokens=8)"
-    assert eval(call, names)[0]["generated_text"].startswith("Once upon a time")
-
-
-def test_an_export_replaces_what_is_there_only_by_force(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "old.txt").write_text("precious")
-    check_error(run("export", folder, tmp_path), "`FOLDER` must be new or empty", str(tmp_path), "`--force`")
-    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
-    assert run("export", folder, tmp_path, "--force").exit_code == 0
-    assert not (tmp_path / "old.txt").exists()
-    assert (tmp_path / "config.json").exists()
-
-
-def test_an_export_goes_into_an_empty_folder_and_not_onto_a_file(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert run("export", folder, tmp_path / "empty").exit_code == 0
-    (tmp_path / "file").write_text("")
-    check_error(run("export", folder, tmp_path / "file", "--force"), "`FOLDER` must be a folder", "is a file")
 
 
 # Errors.

@@ -14,7 +14,7 @@ import yaml
 from transformers import TrainerCallback
 
 from sequencematch.training import SequenceMatchTrainer, recipe
-from tests.test_cli import PROGRAM, check_error, run
+from tests.cli.program import PROGRAM, check_error, run
 from tests.training.test_recipe import check_same, file, loaded, model, weights, write
 
 __all__ = ["file", "model"]  # fixtures

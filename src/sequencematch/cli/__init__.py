@@ -1,0 +1,70 @@
+"""The command line: commands parse and call. Each imports what it needs itself, so that `--help` is quick."""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from sequencematch import __version__
+from sequencematch.cli.data import data
+from sequencematch.cli.demo import demo
+from sequencematch.cli.evaluate import evaluate
+from sequencematch.cli.export import export
+from sequencematch.cli.flags import FlagsCommand
+from sequencematch.cli.generate import generate
+from sequencematch.cli.train import train
+
+app = typer.Typer(
+    name="sequencematch",
+    help="Language models that can delete what they wrote.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"sequencematch {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def options(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it warns of a kernel that it doesn't find
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """A `ValueError` is the caller's: one line on stderr and exit code 2, no traceback."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+#: Command → the documentation of the flags that it passes on to a recipe or a task.
+COMMANDS: Mapping[Callable[..., None], Callable[[], Any] | None] = {
+    generate: None,
+    export: None,
+    train: lambda: importlib.import_module("sequencematch.training.recipe").documentation(),
+    demo: None,
+    evaluate: lambda: importlib.import_module("sequencematch.evaluation").documentation(),
+    data: lambda: importlib.import_module("sequencematch.evaluation").documentation(of_metrics=False),
+}
+for command, documentation in COMMANDS.items():
+    app.command(
+        cls=None if documentation is None else FlagsCommand,
+        context_settings={"ignore_unknown_options": documentation is not None, "obj": documentation},
+    )(_one_line_errors()(command))

@@ -1,0 +1,50 @@
+"""`sequencematch demo`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sequencematch.cli.models import quiet
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of four; less is learnt.")] = False,
+    seeds: Annotated[int, typer.Option(help="How often each objective is trained.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/demo"),
+) -> None:
+    """Watch a model delete wrong digits; then fine-tune three ways and compare.
+
+    The bundled model is handed sums with a wrong digit. Then the bundled base model, which knows base 10 only, is fine-tuned on
+    other bases with maximum likelihood, behavioural cloning and SequenceMatch, on this machine's CPU.
+
+    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C leaves what is finished.
+    """
+    if seeds < 1:
+        raise ValueError(f"`--seeds` must be at least 1. Got {seeds}.")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
+    from rich.console import Console
+
+    from sequencematch.experiments import demo as experiment
+
+    quiet()
+    console = Console(highlight=False)
+    scale = experiment.QUICK if quick else experiment.FULL
+    command = shlex.join(["sequencematch", "demo", *(["--quick"] if quick else []), "--seeds", str(seeds)])
+    outcomes: list[experiment.Outcome] = []
+    try:
+        experiment.check_installed()
+        experiment.show(console)
+        outcomes.extend(experiment.run(scale, range(seeds), out, console, command))  # also of an interrupted run
+    except KeyboardInterrupt as interrupt:
+        if outcomes:
+            console.print(experiment.table(outcomes))
+        left = f"What is finished is in {out}." if outcomes else "Nothing was finished."
+        typer.echo(f"Interrupted. {left}", err=True)
+        raise typer.Exit(130) from interrupt
+    console.print(experiment.table(outcomes))
+    typer.echo(f"Wrote {out / 'comparison.png'}, {out / 'results.json'} and the policies. To try one:\n")
+    prompt = "In base 6, what is 35 + 12? Solution: 4"
+    typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(out / 'sequencematch'), '--prompt', prompt])}")

@@ -1,0 +1,87 @@
+"""`sequencematch evaluate`."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sequencematch.cli.flags import Flags
+from sequencematch.cli.models import Device, Dtype, Model, TrustRemoteCode, load
+from sequencematch.cli.sampling import sampling_flags
+
+
+@sampling_flags("temperature", "top_p", "backspace_bias", "protect_prompt", "ban_deleted", temperature="the task's own")
+def evaluate(
+    context: typer.Context,
+    model: Model,
+    task: Annotated[str, typer.Option(metavar="TASK", help="One of those below, or your own: file.py:Class.")],
+    flags: Flags = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="A,B", help="What to measure. Default: the task's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many rows of the test.")] = None,
+    mistakes: Annotated[int | None, typer.Option(help="Wrong tokens to recover from. Default: 1.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="MAUVE's: minilm, a folder, or a model on the hub. Default: gpt2-large.")
+    ] = None,
+    sampling_seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling and mistakes; --seed is the task's, for its rows. Default: 0.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows at a time.")] = 64,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where results go. Default: out/evaluate/TASK/MODEL.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
+    **sampling: Any,
+) -> None:
+    """Measure a model on a task.
+
+    Writes results.json, report.md and all generations to a folder. Interrupted, the same command goes on from there; and with
+    other --metrics it measures the generations that are there.
+
+    The options of a task are flags as well. Text is taken as it stands, anything else is YAML: --entropy '[3, 6]'. One that
+    takes several values is repeated: --files a.txt --files b.txt.
+
+    \b
+        sequencematch evaluate out/arithmetic/final --task arithmetic --module mul --test-size 100
+        sequencematch evaluate gpt2 --task text --files wiki.txt --separator '= [^=]+ =' --encoder minilm
+    """
+    if model.startswith("--"):
+        raise ValueError(f"`MODEL` must come before the options of a task. Got {model!r} first.")
+    from rich.console import Console
+
+    from sequencematch import evaluation
+
+    found = evaluation.find_task(task, flags or [])
+    names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
+    folder = out or Path("out", "evaluate", found.name, Path(model).name)
+    policy = load(model, trust_remote_code, device, dtype)
+    command = shlex.join(context.meta["typed"])
+    try:
+        record = evaluation.evaluate(
+            policy,
+            found,
+            metrics=names,
+            limit=limit,
+            seed=sampling_seed,
+            mistakes=mistakes,
+            encoder=encoder,
+            batch_size=batch_size,
+            folder=folder,
+            **{name: value for name, value in sampling.items() if value is not None},
+        )
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"Interrupted. {evaluation.standing(folder)} To go on: {command}", err=True)
+        raise typer.Exit(130) from interrupt
+    record = dataclasses.replace(record, model=model, command=command)
+    evaluation.save(record, folder)
+    if as_json:
+        typer.echo(record.to_json())
+        return
+    Console(highlight=False).print(evaluation.table(record))
+    typer.echo(f"Wrote {folder / 'report.md'}, and results.json beside it.")

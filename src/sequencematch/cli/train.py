@@ -1,0 +1,65 @@
+"""`sequencematch train`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sequencematch.cli.models import quiet
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see above, and examples/.")],
+    flags: Annotated[list[str] | None, typer.Argument(metavar="--SETTING VALUE", hidden=True)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the latest checkpoint in output_dir, if there is one.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check recipe and data, print all settings, and load no model.")
+    ] = False,
+) -> None:
+    """Fine-tune a model as a recipe says.
+
+    A recipe is a YAML file with one setting a line:
+
+    \b
+        preset: arithmetic
+        model: HuggingFaceTB/SmolLM2-135M
+        dataset: examples/arithmetic.jsonl
+        output_dir: out/arithmetic
+        learning_rate: 1e-4
+        peft: {r: 16, target_modules: all-linear}
+
+    Each can be a flag as well, which wins: --learning-rate 1e-4, --packing, --no-packing, --peft.r 16.
+
+    Settings are those below and nearly every field of transformers.TrainingArguments: max_steps, num_train_epochs,
+    per_device_train_batch_size, gradient_accumulation_steps, warmup_steps, lr_scheduler_type, save_steps, eval_strategy,
+    bf16, gradient_checkpointing, report_to, seed and so on.
+
+    Rows of a dataset have the columns text, prompt and completion, or messages. For noise_source: tokens also noise_tokens,
+    a list of what noise may be.
+    """
+    if not recipe.is_file():
+        raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is none.")
+    from sequencematch.training import NonFiniteError
+    from sequencematch.training import recipe as recipes
+
+    read = recipes.read_recipe(recipe, flags or [])
+    if dry_run:
+        typer.echo(recipes.summary(read))
+        return
+    quiet()
+    try:
+        trainer = recipes.run(read, resume=resume)
+    except NonFiniteError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
+        typer.echo(f"Interrupted. {recipes.standing(read)} To go on: {again}", err=True)
+        raise typer.Exit(130) from interrupt
+    if trainer.is_world_process_zero():
+        folder = read.output_dir / recipes.FINAL
+        typer.echo(f"Wrote {folder}. To try it:\n")
+        typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(folder), '--prompt', recipes.prompt(trainer)])}")
