@@ -76,7 +76,7 @@ def evaluate(
             **{name: value for name, value in sampling.items() if value is not None},
         )
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"Interrupted. {evaluation.standing(folder)} To go on: {command}", err=True)
+        typer.echo(f"Interrupted. {evaluation.describe_saved(folder)} To go on: {command}", err=True)
         raise typer.Exit(130) from interrupt
     record = dataclasses.replace(record, model=model, command=command)
     evaluation.save(record, folder)

@@ -57,7 +57,7 @@ def train(
         raise typer.Exit(1) from error
     except KeyboardInterrupt as interrupt:
         again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
-        typer.echo(f"Interrupted. {recipes.standing(read)} To go on: {again}", err=True)
+        typer.echo(f"Interrupted. {recipes.describe_saved(read)} To go on: {again}", err=True)
         raise typer.Exit(130) from interrupt
     if trainer.is_world_process_zero():
         folder = read.output_dir / recipes.FINAL

@@ -64,7 +64,7 @@ def model_card(config: SequenceMatchConfig, base: str, step: int) -> str:
     body = _BODY.format(
         title=config.hub_model_id or Path(config.output_dir or "policy").name,
         base=f"`{base}`" if is_known else "A causal language model",
-        how=_HOW["deletes" if config.mode.deletes else "writes"].format(objective=config.objective),
+        how=_HOW["deletes" if config.objective_value.deletes else "writes"].format(objective=config.objective),
         name=name,
         settings="\n".join(table_lines(("setting", "value"), rows)),
         versions=versions,

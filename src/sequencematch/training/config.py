@@ -172,11 +172,11 @@ class SequenceMatchConfig(TrainingArguments):
         check_alpha(self.alpha)
         check_gamma(self.gamma)
         if self.noise_rate is None:
-            self.noise_rate = 0.1 if self.mode.deletes else 0.0
+            self.noise_rate = 0.1 if self.objective_value.deletes else 0.0
         self.divergence_value = self._divergence()
         if not 0 <= self.noise_rate <= 1:
             raise ValueError(f"`noise_rate` must be a probability in [0, 1]. Got {self.noise_rate}.")
-        if self.noise_rate and not self.mode.deletes:
+        if self.noise_rate and not self.objective_value.deletes:
             raise ValueError(
                 f"`noise_rate` would be ignored: objective {self.objective!r} knows no <bkspc>. Got {self.noise_rate}; "
                 f"leave it out, or use objective 'bc' or 'sequencematch'."
@@ -241,14 +241,14 @@ class SequenceMatchConfig(TrainingArguments):
         return cls(**values)
 
     @property
-    def mode(self) -> Objective:
-        """The objective itself."""
+    def objective_value(self) -> Objective:
+        """The objective of that name."""
         return OBJECTIVES[self.objective]
 
     @property
     def needs_rollouts(self) -> bool:
         """Whether the policy's own trajectories teach anything: without an on-policy term they don't   (§3.2.1, telescoping)."""
-        return self.mode.rolls_out and self.divergence_value.on_policy > 0
+        return self.objective_value.rolls_out and self.divergence_value.on_policy > 0
 
     def bc_weight(self, step: int) -> float:
         """β_BC at an optimisation step: 1 for `bc_steps`, then linear to `bc_weight_final` over `bc_anneal_steps`   (App. E)."""

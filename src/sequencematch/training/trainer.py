@@ -96,7 +96,7 @@ class SequenceMatchTrainer(Trainer):
         self.hidden_size = policy.backspace.row.shape[0] if packs else None
         if args.compile_layers:
             compile_layers(policy)
-        policy.backspace.requires_grad_(args.mode.deletes)  # a baseline's loss depends on none of it
+        policy.backspace.requires_grad_(args.objective_value.deletes)  # a baseline's loss depends on none of it
         self.collate = Collator(
             policy.space,
             read,
@@ -204,7 +204,7 @@ class SequenceMatchTrainer(Trainer):
         """This batch's share of the step's loss, times the number of processes, over which gradients are averaged."""
         del num_items_in_batch  # the batch has it
         args, step = self.args, self.state.global_step
-        loss, signals = args.mode.loss(model, inputs["batch"].to(args.device), self._weights())
+        loss, signals = args.objective_value.loss(model, inputs["batch"].to(args.device), self._weights())
         if not bool(loss.isfinite()):
             terms = {name: float(signal.moments[0]) for name, signal in signals.items() if signal.kind == "total"}
             raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, args.output_dir)
@@ -221,7 +221,7 @@ class SequenceMatchTrainer(Trainer):
         batch = Batch(encode_batch(data, self.hidden_size), len(data), sum(map(len, data))).to(self.args.device)
         weights = replace(self._weights(), bc_weight=1.0)
         with torch.no_grad():
-            loss, _ = self.args.mode.loss(model, batch, weights)
+            loss, _ = self.args.objective_value.loss(model, batch, weights)
         loss_and_one = torch.stack([loss.float(), torch.ones_like(loss, dtype=torch.float)])
         self.eval_sums = self.eval_sums.to(loss.device) + batch.num_items * loss_and_one
         return loss.detach(), None, None
@@ -270,7 +270,7 @@ class SequenceMatchTrainer(Trainer):
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """Epochs and batches that are done. A stream's passes have no known length, but a checkpoint knows its place in them."""
         max_steps, checkpoint = arguments[0], arguments[3]
-        if self.args.mode.rolls_out and self.args.bc_steps >= max_steps:
+        if self.args.objective_value.rolls_out and self.args.bc_steps >= max_steps:
             raise ValueError(
                 f"`bc_steps`={self.args.bc_steps} must leave some of the run's {max_steps} steps, or Eq. 4 never counts. Lower "
                 f"`bc_steps`, train longer, or use objective 'bc'."
