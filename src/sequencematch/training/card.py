@@ -2,71 +2,67 @@
 
 import importlib.metadata
 from pathlib import Path
-from typing import Any
 
-import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from sequencematch.data.markdown import table_lines
 from sequencematch.training.config import SequenceMatchConfig
 
-_BODY = """
-# {title}
+_TEMPLATE = """---
+{{ card_data }}
+---
 
-{base} {how}
+# {{ title }}
+
+{{ "`" ~ base_model ~ "`" if base_model else "A causal language model" }} fine-tuned with {% if deletes -%}
+[SequenceMatch](https://arxiv.org/abs/2306.05426), objective `{{ objective }}`: it has a `<bkspc>`
+action that deletes the last token.
+{%- else -%}
+objective `{{ objective }}`, a baseline of [SequenceMatch](https://arxiv.org/abs/2306.05426) that does not delete.
+{%- endif %}
 
 ```python
 from sequencematch import Policy
 
-policy = Policy.from_pretrained("{name}")
+policy = Policy.from_pretrained("{{ name }}")
 print(policy.generate("Once upon a time", max_new_tokens=64).texts[0])
 ```
 
 ## Training
 
-{settings}
+{{ settings }}
 
-Versions: {versions}.
+Versions: {{ versions }}.
 
 ## Citation
 
 ```bibtex
-@inproceedings{{cundy2024sequencematch,
-    title     = {{SequenceMatch: Imitation Learning for Autoregressive Sequence Modelling with Backtracking}},
-    author    = {{Chris Cundy and Stefano Ermon}},
-    booktitle = {{International Conference on Learning Representations}},
-    year      = {{2024}},
-}}
+@inproceedings{cundy2024sequencematch,
+    title     = {SequenceMatch: Imitation Learning for Autoregressive Sequence Modelling with Backtracking},
+    author    = {Chris Cundy and Stefano Ermon},
+    booktitle = {International Conference on Learning Representations},
+    year      = {2024},
+}
 ```
+
 """
 
 
-_HOW = {
-    "deletes": "fine-tuned with [SequenceMatch](https://arxiv.org/abs/2306.05426), objective `{objective}`: it has a `<bkspc>` "
-    "action that deletes the last token.",
-    "writes": "fine-tuned with objective `{objective}`, a baseline of [SequenceMatch](https://arxiv.org/abs/2306.05426) that does "
-    "not delete.",
-}
-
-
 def model_card(config: SequenceMatchConfig, base: str, step: int) -> str:
-    """What it is, how to use it, how it was trained."""
-    name = config.hub_model_id or "path/to/this/folder"
-    is_known = base and not Path(base).exists()  # a folder's name says nothing to others
-    header: dict[str, Any] = {
-        "library_name": "sequencematch",
-        "tags": sorted({"sequencematch", "backspace", config.objective}),
-    }
-    if is_known:
-        header["base_model"] = base
-    values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}
-    rows = [(f"`{key}`", str(value)) for key, value in values.items()]
-    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "transformers"))
-    body = _BODY.format(
+    """What the policy is, how to use it, how it was trained."""
+    values = {**config.own_values(), "learning_rate": config.learning_rate, "steps": step}.items()
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="sequencematch",
+            tags=sorted({"sequencematch", "backspace", config.objective}),
+            base_model=base if base and not Path(base).exists() else None,  # a folder's name says nothing to others
+        ),
+        template_str=_TEMPLATE,
         title=config.hub_model_id or Path(config.output_dir or "policy").name,
-        base=f"`{base}`" if is_known else "A causal language model",
-        how=_HOW["deletes" if config.objective_value.deletes else "writes"].format(objective=config.objective),
-        name=name,
-        settings="\n".join(table_lines(("setting", "value"), rows)),
-        versions=versions,
+        name=config.hub_model_id or "path/to/this/folder",
+        deletes=config.objective_value.deletes,
+        objective=config.objective,
+        settings="\n".join(table_lines(("setting", "value"), [(f"`{key}`", str(value)) for key, value in values])),
+        versions=", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")),
     )
-    return f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n{body}"
+    return str(card)
