@@ -1,17 +1,16 @@
 """What a person sees while a run goes on: a bar on a terminal, a line per log elsewhere, and rollouts with their deletions."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from sequencematch.core.mdp import Trajectory
-from sequencematch.policy.display import decoder, plain, struck
+from sequencematch.policy.display import can_strike, decoder, plain, struck
 from sequencematch.policy.policy import Policy
 
 #: What a log line shows, in this order, and how; the rest goes to `report_to` and the trainer's history.
@@ -29,53 +28,46 @@ SHOWN: Mapping[str, str] = {
 
 
 class ProgressLines(TrainerCallback):
-    """A rich progress bar on a terminal, and a short line for every log."""
+    """A progress bar on a terminal, and a short line for every log."""
 
     def __init__(self, *, bar: bool = True) -> None:
         """`bar=False` leaves the lines only."""
         self.console = Console(stderr=True, highlight=False)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not (bar and sys.stderr.isatty()),
-        )
-        self.task = self.bar.add_task("training", total=None)
+        self.shows_bar = bar
+        self.bar = tqdm(disable=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Start where the run starts, be it resumed."""
-        if state.is_world_process_zero:
-            self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
-            self.bar.start()
+        """Start the bar at the first step of this run, or of the rest of a resumed one; the trainer closes it."""
+        is_hidden = (
+            None if self.shows_bar and state.is_world_process_zero else True
+        )  # None: unless stderr is a terminal
+        self.bar = tqdm(
+            desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=is_hidden
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """One step further."""
-        self.bar.update(self.task, completed=state.global_step)
+        """Move the bar."""
+        self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:  # noqa: ARG002
-        """A short line."""
+        """Print a short line."""
         shown = [form.format(logs[name]) for name, form in SHOWN.items() if logs and name in logs]
         if state.is_world_process_zero and shown:
-            self.console.print(f"step {state.global_step}  {'  '.join(shown)}", soft_wrap=True)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Leave the finished bar standing."""
-        self.bar.stop()
+            with tqdm.external_write_mode():
+                self.console.print(f"step {state.global_step}  {'  '.join(shown)}", soft_wrap=True)
 
     def show(self, policy: Policy, trajectories: Sequence[Trajectory], step: int) -> None:
         """Print rollouts as they were made, what was deleted struck through."""
-        self.console.print(f"rollouts at step {step}", style="bold")
-        for trajectory in trajectories:
-            text: str | Text = trajectory.render()
-            if policy.tokenizer is not None:
-                decode = decoder(policy.tokenizer)
-                prompt = decode(trajectory.initial)
-                can_strike = self.console.is_terminal and self.console.color_system is not None
-                text = struck(prompt, trajectory, decode) if can_strike else prompt + plain(trajectory, decode)
-            self.console.print(" ", text, soft_wrap=True)
+        with tqdm.external_write_mode():
+            self.console.print(f"rollouts at step {step}", style="bold")
+            for trajectory in trajectories:
+                text: str | Text = trajectory.render()
+                if policy.tokenizer is not None:
+                    decode = decoder(policy.tokenizer)
+                    prompt = decode(trajectory.initial)
+                    strikes = can_strike(self.console)
+                    text = struck(prompt, trajectory, decode) if strikes else prompt + plain(trajectory, decode)
+                self.console.print(" ", text, soft_wrap=True)
 
 
 class NonFiniteError(RuntimeError):

@@ -265,7 +265,7 @@ class SequenceMatchTrainer(Trainer):
             return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
         finally:
             self.on_policy.source.stop()
-            self.progress.bar.stop()
+            self.progress.bar.close()
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """Epochs and batches that are done. A stream's passes have no known length, but a checkpoint knows its place in them."""

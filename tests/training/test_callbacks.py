@@ -1,0 +1,67 @@
+"""What a person sees of a run: lines everywhere, and a bar under them on a terminal."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+from transformers import TrainerControl, TrainerState
+
+from sequencematch.training.callbacks import ProgressLines
+
+
+class Terminal(io.StringIO):
+    """Takes what is written as a terminal does."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """The lines that can be seen: each carriage return writes over what stood there."""
+        lines = []
+        for line in re.sub(r"\x1b\[[\d;]*m", "", self.getvalue()).split("\n"):
+            seen = ""
+            for part in line.split("\r"):
+                seen = part + seen[len(part) :]
+            lines.append(seen.rstrip())
+        return lines
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, *, bar: bool = True, rank: int = 0) -> None:
+    """Steps 3 and 4 of a run of four that was resumed, with a log in between."""
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setenv("COLUMNS", "80")
+    state = TrainerState(max_steps=4, global_step=2, is_world_process_zero=rank == 0)
+    lines, rest = ProgressLines(bar=bar), (None, state, TrainerControl())
+    lines.on_train_begin(*rest)
+    state.global_step = 3
+    lines.on_step_end(*rest)
+    lines.on_log(*rest, logs={"loss": 0.5, "unknown": 1.0, "bc_weight": 1.0})
+    state.global_step = 4
+    lines.on_step_end(*rest)
+    lines.bar.close()
+
+
+def test_a_log_is_a_line_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    shown(monkeypatch, terminal)
+    line, bar, after = terminal.screen()
+    assert line == "step 3  loss 0.5000  bc weight 1.00"
+    assert re.match(r"training: 100%\|#+\| 4/4 \[", bar)
+    assert after == ""
+    assert "| 2/4 [" in terminal.getvalue()  # where a resumed run starts
+
+
+@pytest.mark.parametrize("options", [{"bar": False}, {}])
+def test_without_a_bar_or_a_terminal_there_are_lines_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = Terminal() if options else io.StringIO()
+    shown(monkeypatch, stderr, **options)
+    assert stderr.getvalue() == "step 3  loss 0.5000  bc weight 1.00\n"
+
+
+def test_only_the_first_process_shows_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    shown(monkeypatch, terminal, rank=1)
+    assert terminal.getvalue() == ""
