@@ -1,10 +1,16 @@
-"""The program itself: `--help` and `--version`."""
+"""The program itself: `--help`, `--version`, and its threads."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from sequencematch import __version__
-from tests.cli.program import run
+from tests.cli.program import check_error, run
 
 
 def test_help_imports_neither_torch_nor_transformers() -> None:
@@ -23,3 +29,35 @@ assert not {"torch", "transformers", "rich"} & sys.modules.keys()
 
 def test_the_version_is_the_packages() -> None:
     assert run("--version").stdout == f"sequencematch {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [
+        ("sequencematch.policy.generation.rollouts", ["generate", "--prompt", "2 + 2"]),
+        ("sequencematch.evaluation.evaluate", ["evaluate", "sequencematch/arithmetic", "--task", "arithmetic"]),
+        ("sequencematch.experiments.demo.show", ["demo"]),
+        ("sequencematch.training.SequenceMatchTrainer.train", ["train", "recipe.yaml"]),
+    ],
+)
+def test_a_command_computes_on_the_threads_that_suit_its_model(
+    function: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def look(*_: Any, **__: Any) -> None:
+        seen.append(torch.get_num_threads())
+        raise ValueError("enough")
+
+    row = {"prompt": "In base 5, what is 1 + 1? Solution:", "completion": " 2"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    settings = (
+        "model: sequencematch/arithmetic-base\ndataset: rows.jsonl\noutput_dir: out\nmax_length: 64\nuse_cpu: true\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(function, look)
+    monkeypatch.setattr("sequencematch.policy.threads.cpu_threads", lambda *_: 3)
+    before = torch.get_num_threads()
+    check_error(run(*command), "enough")
+    assert (seen, torch.get_num_threads()) == ([3], before)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sequencematch.cli.models import quiet
+from sequencematch.cli.models import load
 
 
 def demo(
@@ -28,16 +28,17 @@ def demo(
     from rich.console import Console
 
     from sequencematch.experiments import demo as experiment
+    from sequencematch.policy.threads import limit_threads
 
-    quiet()
     console = Console(highlight=False)
     scale = experiment.QUICK if quick else experiment.FULL
     command = shlex.join(["sequencematch", "demo", *(["--quick"] if quick else []), "--seeds", str(seeds)])
     outcomes: list[experiment.Outcome] = []
     try:
         experiment.check_installed()
-        experiment.show(console)
-        outcomes.extend(experiment.run(scale, range(seeds), out, console, command))  # also of an interrupted run
+        with limit_threads(load(experiment.BASE)):
+            experiment.show(console)
+            outcomes.extend(experiment.run(scale, range(seeds), out, console, command))  # also of an interrupted run
     except KeyboardInterrupt as interrupt:
         if outcomes:
             console.print(experiment.table(outcomes))

@@ -56,6 +56,7 @@ def evaluate(
     from rich.console import Console
 
     from sequencematch import evaluation
+    from sequencematch.policy.threads import limit_threads
 
     found = evaluation.find_task(task, flags or [])
     names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
@@ -63,18 +64,19 @@ def evaluate(
     policy = load(model, trust_remote_code, device, dtype)
     command = shlex.join(context.meta["typed"])
     try:
-        record = evaluation.evaluate(
-            policy,
-            found,
-            metrics=names,
-            limit=limit,
-            seed=sampling_seed,
-            mistakes=mistakes,
-            encoder=encoder,
-            batch_size=batch_size,
-            folder=folder,
-            **{name: value for name, value in sampling.items() if value is not None},
-        )
+        with limit_threads(policy):
+            record = evaluation.evaluate(
+                policy,
+                found,
+                metrics=names,
+                limit=limit,
+                seed=sampling_seed,
+                mistakes=mistakes,
+                encoder=encoder,
+                batch_size=batch_size,
+                folder=folder,
+                **{name: value for name, value in sampling.items() if value is not None},
+            )
     except KeyboardInterrupt as interrupt:
         typer.echo(f"Interrupted. {evaluation.describe_saved(folder)} To go on: {command}", err=True)
         raise typer.Exit(130) from interrupt

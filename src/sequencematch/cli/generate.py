@@ -31,9 +31,12 @@ def generate(
     prompts = _read_prompts(prompt, prompts_file)
     if batch_size < 1:
         raise ValueError(f"`--batch-size` must be at least 1. Got {batch_size}.")
+    from sequencematch.policy.threads import limit_threads
+
     checked = Sampling(**sampling)
     policy = load(model, trust_remote_code, device, dtype)
-    _show(policy, prompts, checked, batch_size, as_json=as_json)
+    with limit_threads(policy):
+        _show(policy, prompts, checked, batch_size, as_json=as_json)
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -24,6 +24,7 @@ from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
 from sequencematch.policy.scoring import eos_token
 from sequencematch.policy.sharding import is_sharded
+from sequencematch.policy.threads import limit_threads
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
@@ -262,7 +263,8 @@ class SequenceMatchTrainer(Trainer):
             self.signals.load_state_dict(json.loads((found / SIGNALS).read_text()), self.args.device, share)
         self.on_policy.start(self.model, None if found is None else found / REPLAY)
         try:
-            return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
+            with limit_threads(self.model):
+                return super().train(resume_from_checkpoint=None if found is None else str(found), **options)
         finally:
             self.on_policy.source.stop()
             self.progress.bar.close()
