@@ -1,4 +1,4 @@
-"""What the paper defines: pure functions of tensors and frozen values. Needs torch, and nothing of Hugging Face."""
+"""The paper's definitions, as pure functions of tensors and frozen values. Needs torch, but no Hugging Face package."""
 
 from sequencematch.core.divergences import CHI2_MIXTURE, DIVERGENCES, Divergence
 from sequencematch.core.encoding import Encoding, attend, encode

@@ -1,4 +1,4 @@
-"""Divergences between occupancy measures as values: the φ of Eq. 4 with its f, its domain and its extension (§3.2, App. D)."""
+"""Divergences between occupancy measures. Each is a value: the φ of Eq. 4, its f, its domain and its extension (§3.2, App. D)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from torch import Tensor
 class Divergence:
     """An f-divergence D_f(ρ_θ, ρ_data) = E_data[f(ρ_θ/ρ_data)] and the concave φ(x) = −f*(−x) it puts into Eq. 4   (App. D).
 
-    Every f is shifted so that f(1) = f'(1) = 0, hence φ(0) = 0 and φ'(0) = 1. On `domain` φ is the conjugate; left of
-    `domain[0] + delta`, where it ends or is too steep to train on, φ goes on as a line of slope φ' at that point (C¹), or of
-    `slope_below` where one is given. `on_policy` is the weight κ of an additional κ E_θ[r²], zero but for the χ²-mixture:
-    then f(t) = sup_x φ(x) − t (x + κ x²).
+    Every f is shifted so that f(1) = f'(1) = 0, hence φ(0) = 0 and φ'(0) = 1. On `domain` φ is the conjugate. Left of
+    `domain[0] + delta`, where the conjugate is undefined or too steep to train on, φ continues as a line. Its slope is φ' at
+    that point, which makes φ C¹, or `slope_below` if given. `on_policy` is the weight κ of an additional term κ E_θ[r²], zero
+    except for the χ²-mixture, where f(t) = sup_x φ(x) − t (x + κ x²).
     """
 
     name: str
@@ -150,8 +150,8 @@ def chi2_mixture(mixture_weight: float = 0.5, coefficient: float = 0.5) -> Diver
 def total_variation(slope_below: float = 100.0) -> Divergence:
     """Total variation: f(t) = |t − 1|/2, φ(x) = min(x, ½) for x ≥ −½   (φ by App. D.1; not in the paper).
 
-    Not C¹: φ has corners at ½ and at −½, where the domain ends and a line of `slope_below` > 1 stands for −∞. Its gradient
-    says nothing about how far outside a reward lies, so it is here for comparison rather than for training.
+    Not C¹: φ has corners at ½ and at −½. The domain ends at −½; below, a line of slope `slope_below` > 1 replaces −∞. The
+    gradient does not show how far outside the domain a reward lies: use it for comparison, not for training.
     """
     if not 1 < slope_below < math.inf:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Algorithm A as alive intervals: a batch of trajectories → the rows a transformer scores in one pass (§4.1, App. A).
 
 Replay a trajectory on a stack. Every pushed token is a *node*, one transformer position. A node lives from its push until a
-backspace pops it; `deleted_at[j]` is how many nodes had been pushed by then (all of them, if that never happens). Then
+backspace pops it; `deleted_at[j]` is how many nodes had been pushed by then (all of them, if it is never popped). Then
 
     node i attends to node j  ⇔  j ≤ i < deleted_at[j]            position_ids[i] = number of live nodes below i
 
@@ -28,10 +28,10 @@ Layout = Literal["tree", "paper"]
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a transformer needs to score a batch of trajectories in one pass, and where to read the answers   (Alg. A).
+    """Transformer inputs that score a batch of trajectories in one pass, and the nodes to read the scores from   (Alg. A).
 
-    `visit[b, t]` is the node of state s_t of trajectory b as an index into the flattened [row × node] axis; beyond the last
-    state it repeats it. `chosen[b, t]` is the label a_t, and `length[b]` the number T of decisions: what stands beyond it is
+    `visit[b, t]` is the node of state s_t of trajectory b, as an index into the flattened [row × node] axis; after the last
+    state, its index is repeated. `chosen[b, t]` is the label a_t. `length[b]` is the number T of decisions; later entries are
     padding. A padding node attends to itself only.
     """
 
@@ -68,14 +68,13 @@ def encode(
 ) -> Encoding:
     """Algorithm A for a batch: nodes, positions, alive intervals, visits and labels   (App. A).
 
-    By default every trajectory has a row of its own. With `row_length` they are packed, whole, into rows of that many nodes.
-    With `share_prompts` trajectories of equal initial state that land in one row use the prompt's nodes together: each in
-    turn deletes itself down to the prompt before the next begins, so only the last may delete into the prompt; another that
-    does gets a prompt of its own.
+    By default every trajectory has its own row. With `row_length`, whole trajectories are packed into rows of that many nodes.
+    With `share_prompts`, trajectories of equal initial state in the same row share the prompt's nodes. Each deletes its other
+    nodes before the next begins. Only the last may delete into the prompt; any other that does gets its own copy of it.
 
-    `layout="tree"` is the encoding described above. `layout="paper"` is Algorithm A as it was meant (it prints
-    positions one too large): a backspace appends a copy of the token it returns to and hides the original. Both give the
-    same logits and gradients.
+    `layout="tree"` is the encoding described in this module. `layout="paper"` is Algorithm A with its positions corrected (the
+    printed ones are one too large): a backspace appends a copy of the token it returns to and hides the original. Both give
+    the same logits and gradients.
     """
     if not trajectories:
         raise ValueError("`trajectories` must hold at least one trajectory. Got none.")
@@ -158,10 +157,10 @@ def stack_nodes(
 ) -> Nodes:
     """Replay pushes and backspaces without a loop: cumulative sums, one sort, gathers; on any device   (Alg. A).
 
-    With S the cumulative sum of ±1, a walk kept at or above a floor F that never falls has depth S − running minimum of
-    (S − F). Here F is `floor`, or every token so far while there are fewer. Sorting the events by depth, stably, puts each
-    beside the next time the stack was as deep: from that follow when a node is popped, and which one a backspace returns to.
-    Padding beyond `length` may be any token, but not `<bkspc>`: it then only adds nodes beyond `count`.
+    Let S be the cumulative sum of ±1. A walk kept at or above a non-decreasing floor F has depth S − running minimum of
+    (S − F). Here F is `floor`, or the number of tokens pushed so far if that is smaller. A stable sort of the events by depth
+    puts each event beside the next event of the same depth: this gives when a node is popped, and which node a backspace
+    returns to. Padding beyond `length` may be any token except `<bkspc>`: it only adds nodes beyond `count`.
     """
     time = torch.arange(events.shape[1], device=events.device)
     is_push = events != bkspc
@@ -179,7 +178,7 @@ def stack_nodes(
 
 @dataclass(frozen=True)
 class _Replay:
-    """A replayed stack: by event its depth and the tokens pushed so far, and the events ordered by depth, then time."""
+    """A replayed stack: per event the depth and the number of tokens pushed so far; and the events ordered by depth, then time."""
 
     events: Int[Tensor, "batch event"]
     length: Int[Tensor, "batch 1"]
@@ -216,7 +215,7 @@ def _tree(replay: _Replay) -> Nodes:
 
 
 def _paper(replay: _Replay) -> Nodes:
-    """A node per event. A backspace copies the token it returns to; what it pops and the original are hidden from it on."""
+    """A node per event. A backspace copies the token it returns to; from then on the popped token and the original are hidden."""
     time = torch.arange(replay.events.shape[1], device=replay.events.device).expand_as(replay.events)
     pushed_top = torch.empty_like(replay.order).scatter_(1, replay.order, replay.order.gather(1, replay.latest_push))
     hidden = torch.where(replay.next_is_as_deep, replay.order[:, 1:], replay.length)
@@ -236,7 +235,7 @@ _LAYOUTS: Mapping[str, Callable[[_Replay], Nodes]] = MappingProxyType({"tree": _
 
 @dataclass
 class _Group:
-    """Trajectories that use one prompt together, in the order they are laid; the last owns it and may delete into it."""
+    """Trajectories that share one prompt, in the order of their row; the last owns the prompt and may delete into it."""
 
     members: list[int] = field(default_factory=list)
     size: int = 0
@@ -246,8 +245,8 @@ class _Group:
 def _group(
     trajectories: Sequence[Trajectory], counts: Sequence[int], deletes_prompt: Sequence[bool], limit: int | None
 ) -> list[_Group]:
-    """Gather trajectories of equal initial state into groups of at most `limit` nodes, largest first, one that deletes the
-    prompt last.
+    """Group trajectories of equal initial state, at most `limit` nodes per group: largest first, but those that delete
+    into the prompt last.
 
     Without a limit each is a group of its own.
     """
@@ -299,10 +298,10 @@ def _place(
 
 
 def fitting_row_length(trajectories: Sequence[Trajectory], hidden_size: int, *, share_prompts: bool = True) -> int:
-    """The row length at which a transformer of that width has least to do: few padding nodes, rows not too long   (Alg. A).
+    """The row length with the least compute for a transformer of width d = `hidden_size`, padding included   (Alg. A).
 
-    A node costs 24 d² in the products of a layer and 4 · row · d in attention, a ratio of row / 6d. Lengths are rounded up
-    to one of at most sixteen in an octave, so that batches of about one size have one shape.
+    Per layer a node costs 24 d² in matrix products and 4 · row · d in attention, a ratio of row / 6d. Lengths are rounded up
+    to at most sixteen values per power of two, so that batches of similar size have the same shape.
     """
     longest = max(trajectory.num_nodes for trajectory in trajectories)
     groups: dict[tuple[int, ...] | int, list[int]] = {}

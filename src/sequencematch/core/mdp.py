@@ -81,8 +81,8 @@ def step(space: ActionSpace, state: State, action: int, floor: int = 1) -> State
 class Trajectory:
     """Decisions t = 0 … T − 1 from an initial state s₀ to an absorbing state s_T   (§3.1, §4.2).
 
-    `chosen[t]` is the action a_t the loss scores and `executed[t]` what the dynamics did. They differ only where noise
-    pushed another token, and at the last decision of a sequence that was cut: it keeps its action and executes `<eos>`.
+    `chosen[t]` is the action a_t that the loss scores, `executed[t]` the one that the dynamics executed. They differ only where
+    noise pushed another token, and at the last decision of a sequence that was cut: its action is kept and `<eos>` executed.
     `policy_chosen[t]` says whether the policy itself chose a_t (False for data, and for a prompt counted as decisions).
     `floor` is the stack depth below which nothing can be deleted.
     """
@@ -136,7 +136,7 @@ class Trajectory:
 
     @classmethod
     def rollout(cls, space: ActionSpace, prompt: Iterable[int], actions: Iterable[int], floor: int = 1) -> "Trajectory":
-        """A sequence the policy chose. If the last action is not `<eos>` it hit a limit: it is kept and `<eos>` executed."""
+        """Actions that the policy chose. If the last is not `<eos>`, the sequence hit a limit: `<eos>` is executed in its place."""
         prompt, actions = tuple(map(operator.index, prompt)), tuple(map(operator.index, actions))
         _check_tokens("prompt", prompt, space)
         _check_actions("actions", actions, space)
@@ -169,9 +169,9 @@ class Trajectory:
             yield state
 
     def replay(self) -> tuple[list[int], list[int], list[int]]:
-        """All nodes, those of s₀ first: their tokens, how deep in the stack they stood, and which were never deleted.
+        """All nodes, those of s₀ first: their tokens, their depths in the stack, and the indices of those never deleted.
 
-        Linear in the number of actions, where `states` copies the whole stack at each of them.
+        Linear in the number of actions, whereas `states` copies the whole stack at every action.
         """
         tokens, depths, alive = list(self.initial), [*range(len(self.initial))], [*range(len(self.initial))]
         for action in self.executed:
@@ -191,13 +191,13 @@ class Trajectory:
 
     @property
     def final_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens of s_T without `<eos>`, in two parts: as much of s₀ as survived, and the completion behind it."""
+        """The tokens of s_T without `<eos>`, in two parts: what is left of s₀, and the completion after it."""
         tokens, _, alive = self.replay()
         final, start = tuple(tokens[node] for node in alive[:-1]), bisect_left(alive, len(self.initial))
         return final[:start], final[start:]
 
     def score_prompt(self) -> "Trajectory":
-        """The same sequence with s₀ its first token only; the rest of the prompt becomes decisions no policy chose."""
+        """The same sequence with only its first token as s₀; the rest of the prompt becomes decisions that no policy chose."""
         prompt = self.initial[1:]
         if self.space.eos in prompt:
             raise ValueError(

@@ -19,8 +19,8 @@ def token_noise(
 ) -> NoiseSource:
     """Uniform noise: over the vocabulary ("random noise"), or over `tokens` given for an example ("ground-truth noise")   (§6.1).
 
-    Never `<eos>`, `<bos>` or padding. The right token is left out, or a draw that hits it would teach to delete what is
-    right; `exclude_right=False` restores the paper's plain draw.
+    Never `<eos>`, `<bos>` or padding, nor the right token: drawing it would teach the policy to delete right tokens.
+    `exclude_right=False` restores the paper's plain draw.
     """
     given = range(space.vocab_size) if tokens is None else map(operator.index, tokens)
     candidates = sorted(set(given) - space.special)
@@ -86,7 +86,7 @@ def add_noise(
 
     A clean step (s_t, a_t) becomes three visits: s_t with a_t chosen but w executed, s_t·w with `<bkspc>` chosen and
     executed, and s_t once more. Only decisions are touched, so a prompt in the initial state stays clean. With `burst` > 1
-    that many wrong tokens are pushed in a row, `<bkspc>` being the right action from the first on; the paper has one.
+    that many wrong tokens are pushed in a row, and after the first `<bkspc>` is the right action; the paper pushes one.
     """
     if not 0 <= rate <= 1:
         raise ValueError(

@@ -1,8 +1,8 @@
 """The SequenceMatch objective Ĵ term by term (Eq. 4 and the χ²-mixture term), and the baselines of the paper.
 
-Everything here is a function of what a policy says about trajectories (`Scores`), never of a model. Sums over time are sums:
-averaging each sequence over its own length is an inconsistent estimator (the paper's footnote in §2.1). A batch is divided
-once, by the number of scored data decisions.
+Losses take `Scores`, the logits and values that a policy gives trajectories, or log-probabilities; never a model. Terms are
+summed over time: averaging each sequence over its own length is an inconsistent estimator (the paper's footnote in §2.1). A
+batch is divided once, by the number of scored data decisions.
 """
 
 import math
@@ -18,10 +18,10 @@ from sequencematch.core.encoding import Encoding
 
 @dataclass(frozen=True)
 class Scores:
-    """What a policy says of a batch of trajectories: ℓ(a_t|s_t) for t < T and V(s_t) = log Σ_a exp ℓ(a|s_t) for t ≤ T   (Eq. 4).
+    """A policy's scores of a batch of trajectories: ℓ(a_t|s_t) for t < T and V(s_t) = log Σ_a exp ℓ(a|s_t) for t ≤ T   (Eq. 4).
 
     `length[b]` is T; entries beyond it are padding of any value. `policy_chosen` marks the decisions that the on-policy term
-    counts. Half-precision inputs are raised to float32: discounts and φ need it.
+    counts. Half-precision inputs are converted to float32, which discounts and φ need.
     """
 
     action_logit: Float[Tensor, "batch step"]
@@ -61,9 +61,9 @@ class Scores:
     def from_logits(
         cls, logits: Float[Tensor, "batch state action"], encoding: Encoding, *, backspace: bool = True
     ) -> "Scores":
-        """Scores from all logits of every visit, ℓ(·|s_t), the last being `<bkspc>`'s: plain and dense   (Eq. 4).
+        """Scores from dense logits ℓ(·|s_t) of every visit; the last column is that of `<bkspc>`   (Eq. 4).
 
-        With `backspace=False` V sums over the vocabulary X alone, as `mle_loss` and unlikelihood want it.
+        With `backspace=False`, V sums over the vocabulary X alone, as `mle_loss` and unlikelihood need it.
         """
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         action_logit = logits[:, :-1].gather(2, encoding.chosen[..., None]).squeeze(2)
@@ -112,7 +112,7 @@ def data_reward(data: Scores, divergence: Divergence, alpha: float, gamma: float
 
 
 def data_tail(data: Scores, divergence: Divergence, alpha: float, gamma: float) -> Float[Tensor, "batch"]:
-    """C = γᵀ/(α(1−γ)) φ(α(1−γ) V(s_T)): the sum A over the endless stay in the absorbing state   (Eq. 4, last bracket)."""
+    """C = γᵀ/(α(1−γ)) φ(α(1−γ) V(s_T)): A's sum over the infinite stay in the absorbing state   (Eq. 4, last bracket)."""
     reward = (1 - gamma) * data.final_value
     return _final_discount(data, gamma) * divergence(alpha * reward) / (alpha * (1 - gamma))
 
@@ -120,7 +120,7 @@ def data_tail(data: Scores, divergence: Divergence, alpha: float, gamma: float) 
 def value_difference(scores: Scores, gamma: float) -> Float[Tensor, "batch"]:
     """B on data and D on rollouts: ½ Σ_t γᵗ [V(s_t) − γ V(s_{t+1})] + ½ γᵀ V(s_T)   (Eq. 4, value sums and last bracket).
 
-    It telescopes to ½ V(s₀) whatever was executed; the sum is written out as printed.
+    It telescopes to ½ V(s₀) whatever was executed; the code writes the sum as the paper prints it.
     """
     difference = torch.where(scores.is_step, scores.value[:, :-1] - gamma * scores.value[:, 1:], 0)
     return (
@@ -153,10 +153,10 @@ def sequencematch_loss(
 ) -> SequenceMatchLoss:
     """−Ĵ with Ĵ = [Σ_data (A + C − B) − w Σ_model (D + E)] / N   (Eq. 4).
 
-    N, `num_items`, is the number of scored data decisions in the whole optimisation step, and w, `model_weight`, the number
-    of data trajectories over that of rollouts there; both default to this batch's and must be passed where a step is spread
-    over several batches or devices. `model=None` says that rollouts start where data does: then D = B, which is all that a
-    divergence without on-policy term can learn from them.
+    N = `num_items` is the number of scored data decisions in the whole optimisation step, and w = `model_weight` the number
+    of its data trajectories divided by the number of its rollouts. Both default to this batch's values; pass them if a step
+    spans several batches or devices. `model=None` assumes that rollouts start from the same states as data. Then D = B, and a
+    divergence without an on-policy term needs no rollouts.
     """
     check_gamma(gamma)
     if not isinstance(divergence, Divergence):
@@ -193,8 +193,8 @@ def bc_loss(data: Scores, *, num_items: float | Tensor | None = None) -> Float[T
 def mle_loss(data: Scores, *, num_items: float | Tensor | None = None) -> Float[Tensor, ""]:
     """Maximum likelihood, L_MLE = −(1/N) Σ_i [ℓ(x_i|x_<i) − V(x_<i)]   (§4).
 
-    The form of `bc_loss`, on trajectories without noise and with V over the vocabulary X instead of all actions, which is
-    for the caller to pass: `Scores.from_logits(…, backspace=False)`.
+    The same formula as `bc_loss`. The caller passes trajectories without noise, with V over the vocabulary X instead of all
+    actions: `Scores.from_logits(…, backspace=False)`.
     """
     return bc_loss(data, num_items=num_items)
 
@@ -202,8 +202,8 @@ def mle_loss(data: Scores, *, num_items: float | Tensor | None = None) -> Float[
 def repeat_candidates(encoding: Encoding) -> Bool[Tensor, "batch step node"]:
     """C^t = {x_1, …, x_{t−1}} \\ {x_t}: the tokens to make unlikely at step t   (App. H.1; Welleck et al. 2020).
 
-    True where `encoding.tokens[b, j]` is one. A token that occurs several times is a candidate once, at its first place.
-    For trajectories without deletions, one a row.
+    True at [b, t, j] if `encoding.tokens[b, j]` is such a token. A repeated token is a candidate once, at its first place.
+    `encoding` must hold one trajectory per row, without deletions.
     """
     tokens, target = encoding.tokens, encoding.chosen
     width = tokens.shape[1]
@@ -264,7 +264,7 @@ def sequence_unlikelihood_loss(
 
 
 def check_gamma(gamma: float) -> None:
-    """Refuse a discount γ that Eq. 4 has no value for."""
+    """Refuse a discount γ for which Eq. 4 is undefined."""
     if not 0 < gamma < 1:
         raise ValueError(
             f"`gamma` must lie strictly between 0 and 1: the <eos> term of Eq. 4 divides by 1 - gamma. "
@@ -273,7 +273,7 @@ def check_gamma(gamma: float) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse an entropy weight α that Eq. 4 has no value for."""
+    """Refuse an entropy weight α for which Eq. 4 is undefined."""
     if not 0 < alpha < math.inf:
         raise ValueError(
             f"`alpha` must be positive and finite: Eq. 4 divides by it. Got alpha={alpha}. The paper uses 0.01 for text; "
@@ -282,7 +282,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def _denominator(scores: Scores, num_items: float | Tensor | None) -> float | Tensor:
-    """N: the number given for the whole optimisation step, or that of this batch's decisions."""
+    """N: `num_items` if given, else the number of decisions in this batch."""
     if num_items is None:
         return scores.length.sum()
     if isinstance(num_items, int | float) and not num_items > 0:
@@ -291,7 +291,7 @@ def _denominator(scores: Scores, num_items: float | Tensor | None) -> float | Te
 
 
 def _log_unlikely(log_prob: Float[Tensor, "*shape"], counts: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """−log(1 − p), and 0 where it does not count. Where p rounds to 1 the term is held at −log ε and has no gradient."""
+    """−log(1 − p) where `counts`, else 0. Where p rounds to 1 the term is clamped to −log ε and has no gradient."""
     log_prob = torch.where(counts, log_prob, -1.0).to(torch.promote_types(log_prob.dtype, torch.float32))
     unlikely = (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).eps)
     return torch.where(counts, -unlikely.log(), 0)
