@@ -90,7 +90,7 @@ DATASETS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"Row 12 of the dataset must fit `max_length`=32. Got a prompt of 1 and a completion of 40 tokens and <eos>",
     ),
-    "long prompt": ([{"prompt": "a" * 32, "completion": "b"}], {}, "Row 0 .* must leave room behind its prompt"),
+    "long prompt": ([{"prompt": "a" * 32, "completion": "b"}], {}, "Row 0 .* must leave room after its prompt"),
     "no noise tokens": (rows(), {"noise_source": "tokens"}, "Row 0 .* must have a column `noise_tokens`"),
     "not text": ([{"text": 3}], {}, "Row 0 .* must have text in `text`. Got int"),
     "no template": (

@@ -11,13 +11,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from sequencematch.data.seeds import hash_seed
 
-#: Rows that are checked before training starts; fewer of a stream, which is then read again from its start.
+#: Rows checked before training starts. Fewer of a stream: training then reads it again from its start.
 CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence to learn: s₀ and the tokens behind it, without `<eos>`; and the number of its row and of the epoch.
+    """A sequence to learn: the prompt s₀ and the completion, without `<eos>`; and the numbers of its row and epoch.
 
     Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert.
     """
@@ -36,7 +36,7 @@ class Reader:
 
     A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
     or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` is
-    optional: ids, or tokens as the tokenizer spells them. `truncation` is that of `SequenceMatchConfig`.
+    optional: ids, or tokens as the tokenizer spells them. `truncation` is the setting of `SequenceMatchConfig`.
     """
 
     tokenizer: Any
@@ -69,7 +69,7 @@ class Reader:
         room = self.max_length - len(example.prompt)
         if room < 1:
             raise ValueError(
-                f"must leave room behind its prompt in `max_length`={self.max_length}. Got a prompt of "
+                f"must leave room after its prompt in `max_length`={self.max_length}. Got a prompt of "
                 f"{len(example.prompt)} tokens."
             )
         if len(example.completion) + 1 > room and not self.may_cut(example):
@@ -87,7 +87,7 @@ class Reader:
         return replace(example, noise_tokens=noise)
 
     def may_cut(self, example: Example) -> bool:
-        """Whether an example that is too long is cut and not refused; by default, whether it is plain text."""
+        """Whether an example that is too long is cut rather than refused. By default only plain text is cut."""
         return example.is_text if self.truncation is None else self.truncation
 
 
@@ -100,7 +100,7 @@ class Examples(Dataset[Example]):
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent worker processes see it
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the number of this pass over the rows. accelerate would call a `set_epoch`, for held-out data, too."""
+        """Set the number of this pass over the rows. Not named `set_epoch`: accelerate would call that, even for held-out data."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class ExampleStream(IterableDataset[Example]):
 
 
 def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
-    """Wrap a dataset whose first rows have been checked; `name` is the argument that holds it."""
+    """Check the first rows of a dataset and wrap it; `name` is the argument that holds it."""
     expected = f"`{name}` must be a dataset or a list of dicts"
     if isinstance(rows, str | Mapping):
         kind = "text" if isinstance(rows, str) else "one dict; for a DatasetDict pass one of its splits"
@@ -192,7 +192,7 @@ def _from_pair(row: Mapping[str, Any], tokenizer: Any) -> Example:
         raise ValueError(f"must have a `completion` of the kind of its `prompt`. Got {type(completion).__name__}.")
     whole = _tokenize(prompt + completion, tokenizer, "prompt")
     if tuple(whole[: len(before)]) != tuple(before):
-        # A token spans prompt and completion. Tokenised apart, they are what a policy sees and writes.
+        # A token spans prompt and completion: tokenise them separately, as in generation.
         whole = [*before, *tokenizer(completion, add_special_tokens=False)["input_ids"]]
     return Example(tuple(before), tuple(whole[len(before) :]), is_text=False)
 
@@ -211,7 +211,9 @@ def _from_messages(row: Mapping[str, Any], tokenizer: Any, last: int = 1) -> Exa
     if whole[: len(before)] != before:
         raise ValueError("`messages` need a chat template whose prompt is a prefix of the whole. This one's is not.")
     answer, eos = whole[len(before) :], tokenizer.eos_token_id
-    end = answer.index(eos) if eos in answer else len(answer)  # a template may write more behind it, such as a newline
+    end = (
+        answer.index(eos) if eos in answer else len(answer)
+    )  # a template may write more after <eos>, such as a newline
     return Example(tuple(before), tuple(answer[:end]), is_text=False)
 
 
@@ -238,7 +240,7 @@ def _from_tokens(row: Mapping[str, Any], tokenizer: Any) -> Example:  # noqa: AR
     return Example(tuple(tokens[:start]), tuple(tokens[start:]), is_text=False)
 
 
-#: A column that says what a row is → how to read it.
+#: The column that identifies a format → how to read its rows.
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any], Example]] = {
     "input_ids": _from_tokens,
     "messages": _from_messages,

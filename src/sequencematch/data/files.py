@@ -1,4 +1,4 @@
-"""Files and folders that are written whole: aside first, then renamed, so that a reader never sees half of one."""
+"""Atomic writes: files and folders are written under a temporary name, then renamed. A reader never sees half of one."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_files(folder: str | Path, texts: Mapping[str, str]) -> None:
-    """Write text files into a folder, which is made if needed: name → text. All are written before the first is renamed."""
+    """Write text files, name → text, into a folder, created if missing. All are written before the first is renamed."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as scratch:
@@ -19,8 +19,8 @@ def write_files(folder: str | Path, texts: Mapping[str, str]) -> None:
 def write_folder(folder: Path, write: Callable[[Path], None], marker: str | None) -> None:
     """Let `write` fill a folder beside the target, then swap the two.
 
-    A folder that is there is replaced if it is empty or holds the file `marker`, which says that it was written like this.
-    Without a `marker` it is replaced whatever it holds.
+    An existing folder is replaced only if it is empty or holds the file `marker`, a sign that this function wrote it. Without
+    a `marker` it is always replaced.
     """
     folder = folder.absolute()
     if marker and folder.exists() and not (folder / marker).exists() and (not folder.is_dir() or any(folder.iterdir())):

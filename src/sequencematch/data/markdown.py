@@ -1,21 +1,21 @@
-"""Markdown: text that stays as it is, tables, and pieces with deletions struck through."""
+"""Markdown: escaped text, tables, and pieces with deletions struck through."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 from sequencematch.data.pieces import Piece
 
-#: A space without width. Beside a space or a punctuation mark, `~~` strikes nothing unless this stands between.
+#: A zero-width space. `~~` beside a space or punctuation strikes nothing unless this separates the two.
 _GUARD = "\u200b"
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown leaves as it is, on one line."""
+    """Text on one line, with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_\[\]<>|~&$#])", r"\\\1", text.replace("\n", "↵"))
 
 
 def quoted(markdown: str) -> str:
-    """A line of Markdown as a quotation, in which it begins no list, rule or code."""
+    """A line of Markdown as a quotation, guarded so that it does not begin a list, rule or code block."""
     return "> " + re.sub(r"^([+-]|\d+[.)])", _GUARD + r"\1", markdown.lstrip())
 
 

@@ -1,4 +1,4 @@
-"""All that was ever written in a trajectory, as pieces of text that were kept or deleted."""
+"""Everything written in a trajectory, as pieces of text that were kept or deleted."""
 
 import html
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ from sequencematch.core.mdp import Trajectory
 
 #: Token ids → text.
 Decode = Callable[[Sequence[int]], str]
-#: A replacement was kept like any other token, and stands where another token was deleted.
+#: A "replacement" was kept, in the place of a deleted token.
 Fate = Literal["prompt", "kept", "deleted", "replacement", "end"]
 
 
@@ -21,9 +21,9 @@ class Piece(NamedTuple):
 
 
 def pieces(trajectory: Trajectory, decode: Decode, prompt: str = "") -> tuple[Piece, ...]:
-    """The prompt, all that was written behind it in order, and `<eos>`, or `…` where the sequence was cut.
+    """The prompt, everything written after it in order, and `<eos>`, or `…` if the sequence was cut.
 
-    `prompt` is the text of s₀. The end of it that was deleted follows as a piece of its own.
+    `prompt` is the text of s₀. If its end was deleted, that end follows as deleted text.
     """
     tokens, depths, alive = trajectory.replay()
     initial, deepest = len(trajectory.initial), [-1, *accumulate(depths, max)]  # `deepest` before each node
@@ -47,7 +47,7 @@ def as_html(written: Iterable[Piece]) -> str:
 
 
 def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text that tokens add to those before them: decoded alone, a first token would lose its space with some tokenizers."""
+    """The text that `tokens` add after `before`. Decoded alone, a first token would lose its space with some tokenizers."""
     shorter, whole = decode(before), decode([*before, *tokens])
     shared = takewhile(lambda pair: pair[0] == pair[1], zip(shorter, whole, strict=False))
     return whole[len(list(shared)) :]

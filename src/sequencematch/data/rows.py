@@ -11,7 +11,7 @@ from typing import Any
 
 from sequencematch.extras import require
 
-#: How the names of files with rows end; all but Parquet's may have `.gz` behind that.
+#: File extensions that hold rows; all except Parquet's may be followed by `.gz`.
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 _NOT_TEXT = {".arrow", ".csv", ".json", ".parquet", ".tsv"}
 
@@ -19,8 +19,8 @@ _NOT_TEXT = {".arrow", ".csv", ".json", ".parquet", ".tsv"}
 def read_rows(name: str, source: str, config: str | None = None, split: str = "train") -> Any:
     """The rows of a file, or of a dataset on the hub; `name` is the setting that holds `source`.
 
-    `datasets` reads Parquet and the hub. Other files are read here, because it would lose the number of a bad line, and
-    because JSON lines, JSON, CSV and text then need no further package.
+    `datasets` reads Parquet and the hub. Other files are read here, because `datasets` would lose the number of a bad line, and
+    so that JSON lines, JSON, CSV and text need no further package.
     """
     path, kind = Path(source), ending(source)
     if kind in _PARSERS:
@@ -83,7 +83,7 @@ def text_in(row: Any, option: str, field: str, place: str) -> str:
 
 
 def ending(path: str | Path) -> str:
-    """How the name of a file ends, `.gz` left out: what kind of file it is."""
+    """A file's extension without `.gz`: the kind of the file."""
     return Path(Path(path).name.removesuffix(".gz")).suffix
 
 
@@ -126,7 +126,7 @@ def _json(text: str) -> list[Any]:
     return rows
 
 
-#: The end of a file's name → what the file must be, and how its text becomes rows.
+#: File extension → name of the format, and a parser from text to rows.
 _PARSERS: Mapping[str, tuple[str, Callable[[str], Iterable[Any]]]] = {
     ".jsonl": ("JSON lines", lambda text: (row for _, row in _numbered(text))),
     ".json": ("a list in JSON", _json),

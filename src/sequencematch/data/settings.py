@@ -120,7 +120,7 @@ def typed(settings: Mapping[str, Any], known: Mapping[str, Any], places: Mapping
 
 
 def kinds(annotation: Any) -> list[Any]:
-    """The types a value may have: those of a union, `list` for `list[str]`, `str` for words to choose from."""
+    """The types a value may have: those of a union, `list` for `list[str]`, `str` for a `Literal` of words."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     found: list[Any] = []
     for part in typing.get_args(annotation) if is_union else (annotation,):
