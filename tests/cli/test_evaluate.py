@@ -222,7 +222,7 @@ def test_rows_that_are_there_are_replaced_only_by_force(tmp_path: Path) -> None:
         ("--task text --files {folder}/empty.txt", "`files` must be a file with something in it."),
         (
             "--task translation --source {folder}/two.en --target {folder}/one.fr",
-            "must have as many lines, each the translation of the other. Got 2 in {folder}/two.en and 1 in",
+            "must have the same number of lines, each the translation of the other. Got 2 in {folder}/two.en and 1 in",
         ),
         ("--task {folder}/missing.py:Own", "`task` must be in a file that is there. Got {folder}/missing.py."),
         ("--task arithmetic --test-size 0", "`task` must have rows to be tested on. Got none of arithmetic."),

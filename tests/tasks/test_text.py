@@ -191,7 +191,7 @@ def test_wrong_options_are_refused(many: Path) -> None:
 def test_too_little_to_test_on_is_refused(many: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("one document")
     with pytest.raises(
-        ValueError, match=r"`test_share` must find two or more .* Got 1\. Give `test_files`, or cut text"
+        ValueError, match=r"`test_share` must have two or more .* Got 1\. Give `test_files`, or cut text"
     ):
         Text(files=tmp_path / "one.txt").test()
     with pytest.raises(

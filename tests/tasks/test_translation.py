@@ -118,10 +118,13 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"target": long},
-            "`source` and `target` must have as many lines, each the translation of the other. "
+            "`source` and `target` must have the same number of lines, each the translation of the other. "
             f"Got 2 in {paths['source']} and 3 in {long}.",
         ),
-        ({"test_target": long}, "`test_source` and `test_target` must have as many lines, each the translation"),
+        (
+            {"test_target": long},
+            "`test_source` and `test_target` must have the same number of lines, each the translation",
+        ),
         ({"target": empty}, f"`target` must be a file with something in it. Got {empty}, which is empty."),
         (
             {"source": "nowhere.en"},
@@ -145,7 +148,7 @@ def test_wrong_fields_are_refused(many: Path, tmp_path: Path) -> None:
     ):
         Translation(many, source_field="it").train(words)
     one = write(tmp_path / "one.jsonl", '{"en": "a", "fr": "b"}')
-    with pytest.raises(ValueError, match=r"`test_share` must find two or more .* Got 1\. Give `test_source`\."):
+    with pytest.raises(ValueError, match=r"`test_share` must have two or more .* Got 1\. Give `test_source`\."):
         Translation(one).train(words)
 
 

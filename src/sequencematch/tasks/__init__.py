@@ -1,4 +1,4 @@
-"""Data to train on and to be tested on: arithmetic, text, translation, and what a task of your own must be."""
+"""Data to train and test on: arithmetic, text, translation, and the base class for a task of your own."""
 
 from collections.abc import Mapping
 

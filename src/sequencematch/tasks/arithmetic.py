@@ -20,8 +20,8 @@ from sequencematch.tasks.task import Row, Task, check_at_least
 class Arithmetic(Task):
     """Questions of one module, as `{question} Solution: {answer}`; noise may be any digit of the base   (App. E).
 
-    No question occurs twice, nor one of the test in training, not even in other words ("3*4", "What is 3 times 4?"). More
-    rows to train on leave the test as it is.
+    No question occurs twice, and no test question is in training, not even in other words ("3*4", "What is 3 times 4?").
+    `train_size` does not change the test.
     """
 
     name: ClassVar[str] = "arithmetic"
@@ -31,13 +31,13 @@ class Arithmetic(Task):
     )
     train_size: int | None = field(
         default=None,
-        metadata={"help": "Questions to train on. Default, as in the paper: 5,000, of list_prime_factors 50,000."},
+        metadata={"help": "Questions to train on. Default, as in the paper: 5,000; list_prime_factors: 50,000."},
     )
     test_size: int = field(default=200, metadata={"help": "Questions held out."})
     seed: int = field(default=0, metadata={"help": "Which questions are drawn."})
     entropy: tuple[float, float] = field(
         default=ENTROPY,
-        metadata={"help": "How long numbers are: least and greatest log10 of what they are drawn from."},
+        metadata={"help": "How long numbers are: least and greatest log10 of the number of possible operands."},
     )
     test_entropy: tuple[float, float] | None = field(
         default=None,
@@ -66,7 +66,7 @@ class Arithmetic(Task):
 
 
 def as_row(question: Question) -> Row:
-    """The paper's format, cut behind `Solution:`, and the digits that noise may be   (App. E)."""
+    """The paper's format, split after `Solution:`, and the digits that noise may insert   (App. E)."""
     return {
         "prompt": f"{question.text} Solution:",
         "completion": f" {question.answer}",
@@ -74,7 +74,7 @@ def as_row(question: Question) -> Row:
     }
 
 
-# Drawing takes seconds: the last few splits are kept.
+# Drawing takes seconds: the last few splits are cached.
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Questions and answers as DeepMind's own generator, `mathematics-dataset`, draws them   (§6.1)."""
+"""Questions and answers drawn by DeepMind's generator, `mathematics-dataset`   (§6.1)."""
 
 import importlib
 import random
@@ -16,17 +16,17 @@ MODULES: Mapping[str, str] = {
     "mul": "arithmetic",
     "list_prime_factors": "numbers",
 }
-#: The generator's own for training: log10 of how many operands there are to draw from, uniform between the two.
+#: The generator's own range for training: log10 of the number of possible operands, drawn uniformly.
 ENTROPY = (3.0, 10.0)
-MAX_ENTROPY = 20  # the numbers of a sum share it; beyond, hardly an answer is short enough to be kept
-#: Least and greatest. The generator goes up to 16; the paper drops those whose digits are letters (App. E).
+MAX_ENTROPY = 20  # shared by the numbers of a sum; above it, hardly any answer is short enough to be kept
+#: Least and greatest base. The generator goes up to 16; the paper drops bases with letters as digits (App. E).
 BASES = (2, 10)
-#: So many draws in a row without anything new: there is nothing more to find.
+#: Give up after this many draws in a row without a new question.
 PATIENCE = 10_000
 
 
 class Question(NamedTuple):
-    """A question, its answer, and the base it is in where it names one."""
+    """A question, its answer, and its base if it names one."""
 
     text: str
     answer: str
@@ -34,16 +34,16 @@ class Question(NamedTuple):
 
     @property
     def operands(self) -> str:
-        """What is asked, however it is worded: "Multiply -3 and 0.4." → "-3 0.4"; "In base 2, what is 1 - 10?" → "2 1 - 10"."""
+        """What is asked, without the wording: "Multiply -3 and 0.4." → "-3 0.4"; "In base 2, what is 1 - 10?" → "2 1 - 10"."""
         return re.sub(r"[^\d.+-]+", " ", self.text).strip(" .")
 
 
 def questions(
     module: str, seed: int | str, *, entropy: tuple[float, float] = ENTROPY, bases: tuple[int, int] | None = None
 ) -> Iterator[Question]:
-    """Questions without end, repeats included; those outside `bases` (from 2 to 10) or too long are left out.
+    """An endless stream of questions, repeats included; those outside `bases` (default: 2 to 10) or too long are left out.
 
-    Too long is what the generator's own command drops: questions above 160 characters, answers above 30.
+    As in the generator's own command, questions above 160 characters and answers above 30 are too long.
     """
     check_questions(module, entropy, bases)
     return _accepted(_draws(_generator(module, entropy), seed), *(bases or BASES))
@@ -68,7 +68,7 @@ def distinct_questions(drawn: Iterator[Question], count: int, known: set[str]) -
 
 
 def check_questions(module: str, entropy: tuple[float, float], bases: tuple[int, int] | None) -> None:
-    """Refuse what the generator can't draw, and what would be ignored."""
+    """Refuse settings that the generator can't draw from, or that would be ignored."""
     if module not in MODULES:
         raise ValueError(f"`module` must be one of {', '.join(MODULES)}. Got {module!r}.")
     check_entropy("entropy", entropy)
@@ -84,7 +84,7 @@ def check_questions(module: str, entropy: tuple[float, float], bases: tuple[int,
 
 
 def check_entropy(name: str, entropy: tuple[float, float]) -> None:
-    """Refuse an entropy that is none; `name` is what the caller calls it."""
+    """Refuse an invalid entropy; `name` is the caller's argument."""
     if not 0 < entropy[0] <= entropy[1] <= MAX_ENTROPY:
         raise ValueError(
             f"`{name}` must be two numbers above 0 and up to {MAX_ENTROPY}, the lower first. Got {name}={entropy}. "
@@ -103,7 +103,7 @@ def _accepted(problems: Iterator[tuple[str, str]], low: int, high: int) -> Itera
 
 
 def _draws(draw: Callable[[], Any], seed: int | str) -> Iterator[tuple[str, str]]:
-    """The generator draws from the global states of `random` and numpy: its own are lent to it, a hundred draws at a time."""
+    """The generator uses the global states of `random` and numpy: swap in our own for a hundred draws, then restore them."""
     own = random.Random(seed)
     state, numpy_state = own.getstate(), np.random.RandomState(own.getrandbits(32)).get_state()
     while True:
@@ -121,7 +121,7 @@ def _draws(draw: Callable[[], Any], seed: int | str) -> Iterator[tuple[str, str]
 
 def _generator(module: str, entropy: tuple[float, float]) -> Callable[[], Any]:
     require("mathematics_dataset", "arithmetic", "The arithmetic task")
-    # The generator imports a function from where sympy used to have it.
+    # The generator imports this function from its old place in sympy.
     moved = importlib.import_module("sympy.solvers.diophantine.diophantine").base_solution_linear
     vars(importlib.import_module("sympy.solvers.diophantine")).setdefault("base_solution_linear", moved)
     file = importlib.import_module(f"mathematics_dataset.modules.{MODULES[module]}")

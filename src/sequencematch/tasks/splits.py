@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-TEST_SHARE = 0.1  # of what is read, where nothing else is given for the test
+TEST_SHARE = 0.1  # of the rows read, if no separate test files are given
 
 
 def shuffle(items: Sequence[Any], seed: int) -> list[Any]:
@@ -15,7 +15,7 @@ def shuffle(items: Sequence[Any], seed: int) -> list[Any]:
 def hold_out(items: Sequence[Any], share: float | None, seed: int, remedy: str) -> list[Any]:
     """A random share of the items, at least one and not all. `remedy` tells the caller what to do with fewer than two."""
     if len(items) < 2:
-        raise ValueError(f"`test_share` must find two or more to hold some of them out. Got {len(items)}. {remedy}")
+        raise ValueError(f"`test_share` must have two or more items to hold some out. Got {len(items)}. {remedy}")
     count = round((TEST_SHARE if share is None else share) * len(items))
     return shuffle(items, seed)[: min(max(count, 1), len(items) - 1)]
 

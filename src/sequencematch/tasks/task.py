@@ -1,4 +1,4 @@
-"""What a task is: rows to train on, rows to be tested on, and when an answer is right."""
+"""A task: rows to train on, rows to test on, and when an answer is right."""
 
 import json
 from abc import ABC, abstractmethod
@@ -15,8 +15,8 @@ Row = dict[str, Any]
 class Task(ABC):
     """Data and how it is judged. A subclass is a frozen dataclass whose fields are the options of the task.
 
-    `metrics` names what is measured by default, with tokens drawn at `temperature` (0: the likeliest). `max_new_tokens` is
-    the longest completion then, and `prompt_length` how many tokens of a row of `text` are its prompt.
+    `metrics` names the default metrics. Completions are sampled at `temperature` (0: greedily) and have at most
+    `max_new_tokens` tokens. The prompt of a row of `text` is its first `prompt_length` tokens.
     """
 
     name: ClassVar[str]
@@ -31,10 +31,10 @@ class Task(ABC):
 
     @abstractmethod
     def test(self, tokenizer: Any = None) -> list[Row]:
-        """The rows to be tested on: none of them is among those to train on."""
+        """The rows to test on. None of them is in `train`."""
 
     def is_right(self, answer: str, row: Row) -> bool:
-        """Whether what was written behind the prompt is the completion, spaces around it aside."""
+        """Whether `answer`, the text after the prompt, equals the completion, ignoring surrounding spaces."""
         if "completion" not in row:
             raise ValueError(
                 f"`row` must have a `completion` to be right or wrong about. Got {', '.join(map(repr, row))}."
@@ -52,7 +52,7 @@ def write_rows(task: Task, folder: str | Path, tokenizer: Any = None) -> None:
 
 
 def check_at_least(task: Task, least: Mapping[str, int]) -> None:
-    """Refuse a task with an option below its least value; None is its default, and fine."""
+    """Refuse a task with an option below its minimum; None, the default, is allowed."""
     for name, minimum in least.items():
         value = getattr(task, name)
         if value is not None and value < minimum:

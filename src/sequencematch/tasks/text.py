@@ -1,4 +1,4 @@
-"""Text: documents, whose beginning a model goes on from   (§6.2)."""
+"""Text: documents, whose beginning a model continues   (§6.2)."""
 
 import itertools
 import re
@@ -16,10 +16,10 @@ Files = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True)
 class Text(Task):
-    """Documents from files or from the hub, as rows of `text`; in the paper 256 tokens are written behind 256   (App. E).
+    """Documents from files or from the hub, as rows of `text`; the paper gives 256 tokens and generates 256   (App. E).
 
-    A row of a `.jsonl` file is a document; any other file is one, or several with `separator`. None occurs twice. One that is
-    too long to train on is cut there, by `max_length`: to 1,024 tokens in the paper.
+    A row of a `.jsonl` file is a document; any other file is one document, or several with `separator`. Duplicates are dropped.
+    Training cuts documents to its `max_length`, 1,024 tokens in the paper.
     """
 
     name: ClassVar[str] = "text"
@@ -30,7 +30,7 @@ class Text(Task):
     dataset: Any = field(
         default=None,
         metadata={
-            "help": "In place of files: a dataset on the hub, or one and its configuration, a:b; or a .parquet file."
+            "help": "In place of files: a dataset on the hub, with a configuration as name:config; or a .parquet file."
         },
     )
     text_field: str = field(default="text", metadata={"help": "The field of a row that holds its text."})
@@ -38,11 +38,11 @@ class Text(Task):
         default=None,
         metadata={"help": "Regular expression: a line that begins a document in a text file. WikiText: '= [^=]+ ='."},
     )
-    test_size: int = field(default=1000, metadata={"help": "Documents to be tested on, at most."})
+    test_size: int = field(default=1000, metadata={"help": "Documents to test on, at most."})
     test_share: float | None = field(default=None, metadata={"help": "Share of documents held out. Default: 0.1."})
     seed: int = field(default=0, metadata={"help": "Which documents are held out, and their order."})
     prompt_length: int = field(default=256, metadata={"help": "How many tokens of a document are given."})
-    max_new_tokens: int = field(default=256, metadata={"help": "How many tokens are written behind them."})
+    max_new_tokens: int = field(default=256, metadata={"help": "How many tokens are generated after them."})
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense."""
@@ -64,7 +64,7 @@ class Text(Task):
         return [{"text": document} for document in documents if document not in held_out]
 
     def test(self, tokenizer: Any = None) -> list[Row]:
-        """Documents held out; with a tokenizer, those long enough for the prompt and what is to be written behind it."""
+        """Documents held out; with a tokenizer, only those long enough for prompt and completion."""
         held_out = self._held_out(self._documents())
         if tokenizer is None or not self.test_size:
             return [{"text": document} for document in held_out[: self.test_size]]

@@ -1,4 +1,4 @@
-"""Translation, with a sentence in one language as the question and in another as the answer   (App. G.2)."""
+"""Translation: the prompt is a sentence in one language, the completion its translation   (App. G.2)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,11 @@ Pair = tuple[str, str]  # a sentence and its translation
 
 @dataclass(frozen=True)
 class Translation(Task):
-    """Sentences and their translations, from two files line by line or from one of JSON lines.
+    """Sentences and their translations, from two files with aligned lines or from one file of JSON lines.
 
-    A row reads `{sentence} Translation: {translation}`, in analogy to arithmetic: the paper doesn't say how its rows did. No
-    pair occurs twice, one with an empty side is dropped, and no sentence of the test is in training. As in the paper only
-    pairs are kept whose sides are both shorter than `max_tokens`, counted as the tokenizer does, with its special tokens.
+    A row reads `{sentence} Translation: {translation}`, by analogy with arithmetic: the paper gives no format. Duplicates and
+    pairs with an empty side are dropped, and no test sentence is in training. As in the paper, both sides must be shorter than
+    `max_tokens`, counted with the tokenizer's special tokens.
     """
 
     name: ClassVar[str] = "translation"
@@ -30,13 +30,13 @@ class Translation(Task):
         default=None, metadata={"help": "Like source. Default: a share is held out."}
     )
     test_target: str | Path | None = field(default=None, metadata={"help": "Like target, for test_source."})
-    source_field: str = field(default="en", metadata={"help": "Where a row of a .jsonl file has the sentence."})
-    target_field: str = field(default="fr", metadata={"help": "Where a row of a .jsonl file has the translation."})
+    source_field: str = field(default="en", metadata={"help": "Field of a .jsonl row that holds the sentence."})
+    target_field: str = field(default="fr", metadata={"help": "Field of a .jsonl row that holds the translation."})
     max_tokens: int | None = field(
         default=64,
         metadata={"help": "Both sides have fewer tokens than this. None: any length, and no tokenizer needed."},
     )
-    test_size: int = field(default=1000, metadata={"help": "Pairs to be tested on, at most."})
+    test_size: int = field(default=1000, metadata={"help": "Pairs to test on, at most."})
     test_share: float | None = field(default=None, metadata={"help": "Share of pairs held out. Default: 0.1."})
     seed: int = field(default=0, metadata={"help": "Which pairs are held out, and their order."})
     max_new_tokens: int = field(default=64, metadata={"help": "Longest translation when tested."})
@@ -89,7 +89,7 @@ class Translation(Task):
 
 
 def as_row(pair: Pair) -> Row:
-    """A pair in our format."""
+    """A pair as a row, with prompt and completion."""
     return {"prompt": f"{pair[0]} Translation:", "completion": f" {pair[1]}"}
 
 
@@ -97,7 +97,7 @@ def _aligned(kind: str, source: str | Path, target: str | Path) -> list[Pair]:
     sentences, translations = read_lines(f"{kind}source", source), read_lines(f"{kind}target", target)
     if len(sentences) != len(translations):
         raise ValueError(
-            f"`{kind}source` and `{kind}target` must have as many lines, each the translation of the other. "
+            f"`{kind}source` and `{kind}target` must have the same number of lines, each the translation of the other. "
             f"Got {len(sentences):,} in {source} and {len(translations):,} in {target}."
         )
     return list(zip(sentences, translations, strict=True))
