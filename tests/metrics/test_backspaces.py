@@ -62,5 +62,5 @@ def test_a_trajectory_without_own_actions_is_left_out_and_said_to_be() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("`trajectories` must give at least one sample")):
         backspace_rate([])
-    with pytest.raises(ValueError, match="Got none; a demonstration was chosen by nobody, pass rollouts"):
+    with pytest.raises(ValueError, match=r"Got none\. Pass rollouts: no policy chose the actions of a demonstration\."):
         backspace_rate([Trajectory.demonstration(SPACE, (4,), (1, 2))])

@@ -1,4 +1,4 @@
-"""What is measured on generations, each as a `Measure`: a number, its interval, and a signature that says what it is."""
+"""Metrics of generations. Each gives a `Measure`: a number, its interval, and a signature that says how it was computed."""
 
 from sequencematch.metrics.accuracy import accuracy
 from sequencematch.metrics.backspaces import backspace_rate

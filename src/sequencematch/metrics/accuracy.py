@@ -11,7 +11,7 @@ from sequencematch.metrics.measure import Measure, mean_of
 def accuracy(is_right: Sequence[bool]) -> Measure:
     """The share of right answers among all questions, unanswered ones included: between 0 and 1   (§6.1).
 
-    What is right is the task's to say: where nothing else is said, what equals the completion, spaces around it aside.
+    The task decides which answers are right: by default those equal to the completion, ignoring surrounding spaces.
     """
     check_some("is_right", len(is_right))
     return mean_of("accuracy", np.array(is_right, dtype=np.float64), {"mean": "questions"})

@@ -12,17 +12,17 @@ from sequencematch.metrics.measure import Measure, signature
 def backspace_rate(trajectories: Sequence[Trajectory]) -> Measure:
     """The share of `<bkspc>` among the actions the policy chose and executed, `<eos>` included.
 
-    Not counted are tokens of data or prompt, noise, and the last action of a cut sequence, which `<eos>` replaced. The ratio is
-    of sums over all trajectories: the rate per action, whereas a mean of rates would give a short trajectory's actions more
-    weight. Whole trajectories are resampled, since the actions of one depend on each other.
+    Tokens of data or prompt, noise, and the last action of a cut sequence, which `<eos>` replaced, are not counted. Both counts
+    are summed over all trajectories before dividing; a mean of rates would give the actions of short trajectories more weight.
+    The interval resamples whole trajectories, since the actions of one depend on each other.
     """
     check_some("trajectories", len(trajectories))
     counts = np.array([_count(trajectory) for trajectory in trajectories], dtype=np.float64)
     counts = counts[counts[:, 1] > 0]
     if not len(counts):
         raise ValueError(
-            "`trajectories` must hold an action that a policy chose and executed. Got none; a demonstration was chosen by nobody, "
-            "pass rollouts."
+            "`trajectories` must hold an action that a policy chose and executed. Got none. Pass rollouts: "
+            "no policy chose the actions of a demonstration."
         )
     deletions, actions = counts.T
     low, high = interval_of_ratio(deletions, actions)

@@ -11,10 +11,10 @@ from sequencematch.metrics.measure import Measure, signature
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Measure:
-    """`sacrebleu.corpus_bleu` with its defaults, one reference a sentence, in percent   (App. G.2).
+    """`sacrebleu.corpus_bleu` with its defaults, one reference per sentence, in percent   (App. G.2).
 
     The interval resamples sentences. BLEU is a function of sums over sentences (matched and total n-grams, lengths), so a
-    resample adds up its sentences' statistics anew; they are never averaged over sentence scores.
+    resample adds up the statistics of its sentences; sentence scores are never averaged.
     """
     require("sacrebleu", "bleu", "BLEU")
     from sacrebleu.metrics import BLEU

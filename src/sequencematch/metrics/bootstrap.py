@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 RESAMPLES, LEVEL, SEED = 1000, 0.95, 0
-#: What a signature says of an interval with these settings.
+#: How signatures describe an interval with these settings.
 METHOD = f"bootstrap {LEVEL:.0%}, {RESAMPLES} resamples, seed {SEED}"
 
 
@@ -20,8 +20,8 @@ def interval(
 ) -> tuple[float, float]:
     """The (1 ± level)/2 quantiles of `statistic` over index arrays drawn with replacement from 0 … count − 1.
 
-    A sample is whatever is independent of the others: a whole sequence, never a token of it. Samples that are all alike, one
-    alone for example, or an accuracy of 0 or 1, give an interval of no width: resampling can't show what no sample shows.
+    Samples must be independent of each other: whole sequences, never single tokens. If all samples are equal, as with a single
+    sample or an accuracy of 0 or 1, the interval has no width, which understates the uncertainty.
     """
     check_some("count", count)
     if resamples < 1:

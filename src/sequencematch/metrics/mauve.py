@@ -11,7 +11,7 @@ from sequencematch.metrics.bootstrap import LEVEL
 from sequencematch.metrics.encoders import Encoder
 from sequencematch.metrics.measure import Measure, signature
 
-#: mauve-text makes a bucket of every ten samples, and needs two buckets.
+#: mauve-text makes one bucket per ten samples, and needs two buckets.
 MIN_SAMPLES = 20
 SCALING_FACTOR = 5
 CLUSTERINGS, RESAMPLES = 10, 100
@@ -26,13 +26,13 @@ def mauve(generated: Sequence[str], human: Sequence[str], encoder: Encoder, *, s
     as mauve-text does; the signature counts them.
 
     The interval says how far the score would move with other samples and other clusters. k-means is repeated with ten seeds,
-    and on each clustering both histograms are resampled a hundred times. Resampled histograms are noisier than those they
-    come from, which lowers their scores; so the interval is the central 95 % of all thousand scores, moved to have their mean
-    at the value, within [0, 1]. It is approximate, and too narrow for a few dozen samples; a single clustering would understate
-    it more, and unmoved scores often exclude the value.
+    and on each clustering both histograms are resampled a hundred times. Resampling adds noise, which lowers the scores; so
+    the interval is the central 95 % of all thousand scores, shifted so that their mean is the value, and clipped to [0, 1].
+    It is approximate, and too narrow for a few dozen samples. A single clustering would make it narrower still, and without
+    the shift it would often exclude the value.
 
-    Two traits of mauve-text: faiss inside it warns on standard error of few samples per cluster, which its own number of
-    buckets always makes so; and histograms that agree exactly, as tiny samples can, may score 0.75 for want of a sorting rule.
+    Two quirks of mauve-text: with its number of buckets, faiss always warns on standard error of too few samples per cluster;
+    and histograms that agree exactly, possible with tiny samples, may score 0.75 because ties are sorted arbitrarily.
     """
     require("mauve", "mauve", "MAUVE")
     from mauve import compute_mauve
@@ -81,12 +81,12 @@ def histogram_mauve(
 ) -> Float[np.ndarray, "resample"]:
     """MAUVE of quantised texts: the area under (e^{−c KL(q‖r)}, e^{−c KL(p‖r)}) for r = w p + (1 − w) q and w from 0 to 1.
 
-    In trapezia between 25 weights, as mauve-text takes it: its area over the other axis is the same.
+    By the trapezoidal rule over 25 weights, as in mauve-text, whose mean of the areas over both axes is the same.
     """
     w = np.linspace(1e-6, 1 - 1e-6, 25)[:, None]  # mauve-text's ends: at 0 and 1 a KL may be infinite
     p, q = p[:, None], q[:, None]
     r = w * p + (1 - w) * q
-    ends = [(0, 0), (1, 1)]  # no resample before the first or behind the last, one point on the curve
+    ends = [(0, 0), (1, 1)]  # nothing along the resamples, one point at each end of the curve
     x = np.pad(np.exp(-SCALING_FACTOR * _kl(q, r)), ends, constant_values=((0, 0), (1, 0)))
     y = np.pad(np.exp(-SCALING_FACTOR * _kl(p, r)), ends, constant_values=((0, 0), (0, 1)))
     return np.asarray(-(np.diff(x) * (y[:, 1:] + y[:, :-1])).sum(1) / 2)

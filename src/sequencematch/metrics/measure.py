@@ -1,4 +1,4 @@
-"""A number that says what it is: value, interval, sample count and a signature in sacrebleu's manner."""
+"""A measured number: value, interval, sample count, and a signature like sacrebleu's."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from sequencematch.metrics.bootstrap import METHOD, interval_of_mean
 
 @dataclass(frozen=True)
 class Measure:
-    """What was measured on `count` samples, with a 95 % interval and a `signature` that names every choice behind the number.
+    """A number measured on `count` samples, with a 95 % interval and a `signature` that names every choice behind it.
 
-    Two measures may be compared only where their signatures agree in all but `n`.
+    Compare two measures only if their signatures agree in everything except `n`.
     """
 
     name: str
@@ -43,7 +43,7 @@ def signature(name: str, facts: Mapping[str, object]) -> str:
 
 
 def mean_of(name: str, samples: Float[np.ndarray, "sample"], facts: Mapping[str, object]) -> Measure:
-    """The mean over samples, each of them counting alike, with its bootstrap interval."""
+    """The unweighted mean over samples, with its bootstrap interval."""
     low, high = interval_of_mean(samples)
     text = signature(name, {**facts, "n": len(samples), "interval": METHOD})
     return Measure(name, float(samples.mean()), low, high, len(samples), text)

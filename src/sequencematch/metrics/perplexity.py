@@ -21,14 +21,13 @@ def perplexity(
 ) -> Measure:
     """exp(−Σ log p / Σ tokens), both sums over all tokens of all sequences: the perplexity per token, not per sequence.
 
-    `log_probs` has one array per sequence, with the natural log p of each of its tokens, `<eos>` being one if it was scored.
-    `bkspc` says over what p was normalised, which nothing in the numbers shows:
+    `log_probs` has one array per sequence, with the natural log p of each of its tokens, and of `<eos>` if it was scored.
+    `bkspc` says how p was normalised, which the numbers themselves do not show:
 
-    - "left out": over the vocabulary, p(x|s) / (1 − p(<bkspc>|s)). The text model behind the policy, comparable with a plain
-      language model.
-    - "kept": over vocabulary and `<bkspc>`. Every wish to delete right text counts against the policy.
+    - "left out": over the vocabulary, p(x|s) / (1 − p(<bkspc>|s)). Comparable with a plain language model.
+    - "kept": over vocabulary and `<bkspc>`. Probability of deleting right text counts against the policy.
 
-    Whole sequences are resampled for the interval, since the tokens of one depend on each other.
+    The interval resamples whole sequences, since the tokens of one depend on each other.
     """
     if bkspc not in get_args(Bkspc):
         raise ValueError(f"`bkspc` must be 'left out' or 'kept'. Got bkspc={bkspc!r}.")

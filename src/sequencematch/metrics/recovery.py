@@ -1,4 +1,4 @@
-"""Recovery from mistakes: the paper's table of mistake-conditioned completions, made a number (§6.1)."""
+"""Recovery from mistakes: the paper's table of mistake-conditioned completions, as a number (§6.1)."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from sequencematch.metrics.measure import Measure, mean_of
 def append_mistake(
     completion: Sequence[int], candidates: Sequence[int], generator: torch.Generator, mistakes: int = 1
 ) -> tuple[int, ...]:
-    """A right prefix of the completion, then `mistakes` wrong tokens: what a policy is to continue   (§6.1, "Prompt with Mistake").
+    """A right prefix of the completion, then `mistakes` wrong tokens, for a policy to continue   (§6.1, "Prompt with Mistake").
 
-    The prefix has a length uniform over 0 … len(completion) − 1. The first wrong token is uniform over the distinct candidates
-    but the right next one; those behind it are uniform over all: whatever they are, the text is wrong until they are deleted.
+    The prefix length is uniform over 0 … len(completion) − 1. The first wrong token is uniform over the distinct candidates
+    except the right next one. Later wrong tokens are uniform over all candidates: after the first, any token is wrong.
     """
     pool = sorted(set(candidates))
     if not completion:

@@ -1,7 +1,7 @@
 """Repetition in generated text: rep-n, diversity and n-gram entropy (§6.2).
 
-Each is defined for one generation, a sequence of tokens or words, and the mean is over generations, long and short alike.
-A generation with fewer than n items has no n-grams and hence no value: it is left out, and the signature says how many were.
+Each is defined for one generation, a sequence of tokens or words, and averaged over generations, long and short alike. A
+generation with fewer than n items has no n-grams and is left out; the signature counts those left out.
 """
 
 import math
@@ -18,7 +18,7 @@ Generation = Sequence[Hashable]
 
 
 def rep_n(generations: Sequence[Generation], n: int, *, unit: str = "tokens") -> Measure:
-    """rep-n = 100 · (1 − |unique n-grams(x̂)| / |total n-grams(x̂)|), in percent; `unit` is what the items are   (§6.2)."""
+    """rep-n = 100 · (1 − |unique n-grams(x̂)| / |total n-grams(x̂)|), in percent; `unit` names the items   (§6.2)."""
     return _mean_over_generations(f"rep-{n}", lambda x: 100 * (1 - _unique_share(x, n)), generations, n, unit)
 
 
@@ -32,8 +32,8 @@ def diversity(generations: Sequence[Generation], *, unit: str = "tokens") -> Mea
 def ngram_entropy(generations: Sequence[Generation], n: int = 1, *, unit: str = "tokens") -> Measure:
     """H = −Σ_g f(g) log f(g) in nats, f(g) the share of n-gram g among all n-grams of the generation.
 
-    At most log |total n-grams(x̂)|. The paper reports the n-gram entropy without a formula or n (§6.2): of 256 tokens, at most
-    log 256 = 5.55 nats, n = 1 is the reading that gives values such as its 4.57.
+    At most log |total n-grams(x̂)|. The paper gives neither a formula nor n (§6.2); for 256 tokens, whose entropy is at most
+    log 256 = 5.55 nats, n = 1 gives values such as the paper's 4.57.
     """
     return _mean_over_generations(f"{n}-gram entropy", lambda x: _entropy(x, n), generations, n, unit, log="nats")
 
