@@ -391,7 +391,7 @@ def no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             Questions(texts(2)),
             {"metrics": ["rep_n"]},
-            "The task questions must have a `prompt_length`: its rows are texts, which go on from there. Got None.",
+            "The task questions must have a `prompt_length`: it says where a text is cut into prompt and reference. Got None.",
         ),
         (
             Texts(texts(2), prompt_length=12),

@@ -164,7 +164,7 @@ def test_generations_of_other_settings_are_refused_and_left_alone(
 ) -> None:
     run(policy, tmp_path)
     before = (tmp_path / "generations.jsonl").read_bytes()
-    message = f"`folder` must be new, or hold generations of the same settings to go on from. Got {tmp_path / 'generations.jsonl'}"
+    message = f"`folder` must be new, or hold generations of the same settings to resume. Got {tmp_path / 'generations.jsonl'}"
     with pytest.raises(ValueError, match=re.escape(f"{message}, which differs in {differs}. Choose another folder")):
         run(policy, tmp_path, **changes)
     assert (tmp_path / "generations.jsonl").read_bytes() == before

@@ -56,7 +56,7 @@ RECORD = Record(
 )
 EXPECTED = r"""# arithmetic: out/my\_model
 
-200 rows of arithmetic, at most 32 tokens behind each prompt, the likeliest actions; 12 s on cpu.
+200 rows of arithmetic, at most 32 tokens after each prompt, the likeliest actions; 12 s on cpu.
 
 | metric | value | 95 % interval | n |
 |---|---|---|---|
@@ -65,7 +65,7 @@ EXPECTED = r"""# arithmetic: out/my\_model
 
 ## Generations
 
-What was deleted is ~~struck~~; ↵ is a new line, … a row that was cut.
+Deleted text is ~~struck~~; ↵ is a new line, … a row that was cut.
 
 | prompt | actions | in the end | reference | right |
 |---|---|---|---|---|
@@ -87,7 +87,7 @@ accuracy|match:exact|n:200
 perplexity|<bkspc>:kept|n:200
 ```
 
-## Again
+## Command
 
 ```bash
 sequencematch evaluate out/my_model --task arithmetic
@@ -123,7 +123,7 @@ def test_long_texts_are_not_put_into_a_table() -> None:
     assert re.search(r"\n\*\*1\.\*\* ….{192}↵The end\n", text)
     assert "time ↵The end\n\n> of~~\u200b↵it~~ all…\n\nIn the data:  of the↵day\n\n## Signatures" in text
     assert "## After a mistake" not in text
-    assert "## Again" not in text
+    assert "## Command" not in text
     assert "✗" not in text
 
 
@@ -135,7 +135,7 @@ def test_it_says_how_many_tokens_were_wrong(mistakes: int) -> None:
 
 def test_what_was_drawn_says_its_temperature() -> None:
     drawn = dataclasses.replace(RECORD, sampling={**RECORD.sampling, "temperature": 0.7})
-    assert "32 tokens behind each prompt, drawn at temperature 0.7; 12 s on cpu." in report(drawn)
+    assert "32 tokens after each prompt, drawn at temperature 0.7; 12 s on cpu." in report(drawn)
 
 
 def test_the_table_for_the_terminal_has_the_measures() -> None:

@@ -1,4 +1,4 @@
-"""How good a policy is at a task: generations, measures, and one record that says how they came about."""
+"""Evaluation of a policy on a task: generations, measures, and one record of both with all settings."""
 
 from sequencematch.evaluation.evaluate import describe_saved, documentation, evaluate
 from sequencematch.evaluation.options import find_task

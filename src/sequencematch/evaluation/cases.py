@@ -1,4 +1,4 @@
-"""Test cases: a row in tokens, as a prompt and the reference behind it; and the answer in a trajectory."""
+"""Test cases: a row tokenised into a prompt and its reference; and the answer that a trajectory gives."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
         return Case(row, example.prompt, example.completion, is_text=False, noise_tokens=example.noise_tokens)
     if task.prompt_length is None:
         raise ValueError(
-            f"The task {task.name} must have a `prompt_length`: its rows are texts, which go on from there. Got None."
+            f"The task {task.name} must have a `prompt_length`: it says where a text is cut into prompt and reference. Got None."
         )
     text = example.prompt + example.completion
     start, end = task.prompt_length, task.prompt_length + task.max_new_tokens
@@ -56,11 +56,11 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
 
 
 def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: int) -> list[tuple[int, ...]]:
-    """Each prompt with a right beginning of its reference and then `mistakes` wrong tokens   (§6.1).
+    """Each prompt, followed by a right beginning of its reference and `mistakes` wrong tokens   (§6.1).
 
-    Wrong tokens come from the row's `noise_tokens`, or else from the whole vocabulary. The space that an answer starts with
-    is kept: a digit in its place would be an error of format, and might even be the answer. The draws of a row depend on its
-    number and the seed only.
+    Wrong tokens come from the row's `noise_tokens`, or else from the whole vocabulary. An answer's leading space is never
+    replaced: a digit in its place would be an error of format, and might even be the answer. The draws of a row depend only
+    on its number and the seed.
     """
     tokenizer = cast(Any, policy.tokenizer)
     special = policy.space.special | set(tokenizer.all_special_ids)
@@ -81,12 +81,12 @@ def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[i
 
 
 def tokenizer_decode(policy: Policy) -> Decode:
-    """Tokens → text, special tokens spelled out: a policy that writes one inside an answer has not given that answer."""
+    """Tokens → text, special tokens included, so that an answer that contains one is not right."""
     return cast(Decode, cast(Any, policy.tokenizer).decode)
 
 
 def answer(policy: Policy, case: Case, trajectory: Trajectory) -> str | None:
-    """The text behind the question in the end, or None if the final text does not start with the question."""
+    """The final text after the question, or None if the final text does not start with the question."""
     decode, tokens, asked = tokenizer_decode(policy), trajectory.final_state.tokens[:-1], len(case.prompt)
     if tokens[:asked] == case.prompt:
         return text_behind(decode, case.prompt, tokens[asked:])

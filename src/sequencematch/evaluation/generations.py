@@ -1,4 +1,4 @@
-"""Generations on disk: what an interrupted evaluation leaves, and what the next one goes on from."""
+"""Generations saved to disk, from which an interrupted evaluation resumes."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ def generations(
     identity: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> list[Trajectory]:
-    """A trajectory from each prompt. With `path` every row is written there as it ends, and rows found there are kept.
+    """A trajectory from each prompt. With `path`, every row is appended to that file as it ends, and rows found there are reused.
 
-    A row's random numbers are its own, so that rows made later are those an uninterrupted run would have made. `identity`
-    says what the generations are of: with any other, a file is refused.
+    Every row has its own random numbers, so a resumed run gives the same rows as an uninterrupted one. `identity` describes the
+    settings; a file with another identity is refused.
     """
     chosen = {} if path is None else _kept(path, {**(identity or {}), "prompts": digest(prompts)})
     missing = [row for row in range(len(prompts)) if row not in chosen]
@@ -49,7 +49,7 @@ def generations(
 
 
 def _kept(path: Path, identity: Mapping[str, Any]) -> dict[int, Sequence[int]]:
-    """The actions of rows that ended. A last line that was cut is dropped; a file that is not there is begun."""
+    """Row → its actions, for the rows in the file. An incomplete last line is dropped; a missing file is created."""
     header = json.loads(json.dumps(identity, default=str))
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
@@ -58,10 +58,10 @@ def _kept(path: Path, identity: Mapping[str, Any]) -> dict[int, Sequence[int]]:
         differs = [name for name in {**header, **first} if first.get(name) != header.get(name)]
         chosen = {row["row"]: row["chosen"] for row in rows}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"`folder` must hold no other {path.name}. Got {path}, which is none of ours.") from error
+        raise ValueError(f"`folder` must hold no other {path.name}. Got {path}, not written by `evaluate`.") from error
     if differs:
         raise ValueError(
-            f"`folder` must be new, or hold generations of the same settings to go on from. Got {path}, which differs in "
+            f"`folder` must be new, or hold generations of the same settings to resume. Got {path}, which differs in "
             f"{', '.join(differs)}. Choose another folder, or delete that file."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,14 @@ def count_kept(path: Path) -> int:
 
 
 def digest(value: Any) -> str:
-    """Twelve hexadecimal digits that another value would hardly have."""
+    """The first twelve hexadecimal digits of the SHA-256 of a value."""
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
 
 
 def digest_of_weights(policy: Policy) -> str:
-    """The same for a policy, from about a thousand numbers of each of its weights: training moves them all.
+    """A digest of a policy's weights, from about a thousand numbers of each tensor: training changes them all.
 
-    The offset head is left out: it takes no part in sampling, and a plain model has another one each time it is loaded.
+    The offset head is left out: sampling does not use it, and a plain model gets a new one each time it is loaded.
     """
     found = hashlib.sha256()
     for name, weight in (*policy.model.named_parameters(), ("<bkspc>", policy.backspace.row)):

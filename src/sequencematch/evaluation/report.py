@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MARKS = {True: "✓", False: "✗", None: ""}
-#: Longer texts, or those of several lines, don't go into a table; of a long prompt the end is shown.
+#: Texts longer than this, or of several lines, don't go into a table; of a long prompt only the end is shown.
 _FITS_A_TABLE, _END_OF_PROMPT = 160, 200
 
 
@@ -35,7 +35,7 @@ def table(record: Record) -> "Table":
 
 
 def report(record: Record) -> str:
-    """Measures, generations with what was deleted struck through, signatures, and how to do it again; in Markdown."""
+    """Measures, generations with deletions struck through, signatures, and the command to repeat them, in Markdown."""
     lines = [f"# {escaped(record.task)}: {escaped(record.model)}", "", _summary(record), ""]
     lines += table_lines(
         ["metric", "value", "95 % interval", "n"],
@@ -49,7 +49,7 @@ def report(record: Record) -> str:
             "",
             "## Generations",
             "",
-            "What was deleted is ~~struck~~; ↵ is a new line, … a row that was cut.",
+            "Deleted text is ~~struck~~; ↵ is a new line, … a row that was cut.",
             "",
         ]
         lines += _sample_table(plain) if is_short else _sample_blocks(plain)
@@ -61,7 +61,7 @@ def report(record: Record) -> str:
     lines += ["", "## Signatures", "", "```text", record.signature]
     lines += [*(measure.signature for measure in record.measures), "```"]
     if record.command is not None:
-        lines += ["", "## Again", "", "```bash", record.command, "```"]
+        lines += ["", "## Command", "", "```bash", record.command, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -69,7 +69,7 @@ def _summary(record: Record) -> str:
     greedy = record.sampling["temperature"] == 0
     how = "the likeliest actions" if greedy else f"drawn at temperature {record.sampling['temperature']:g}"
     return (
-        f"{record.count} rows of {escaped(record.task)}, at most {record.sampling['max_new_tokens']} tokens behind each prompt, "
+        f"{record.count} rows of {escaped(record.task)}, at most {record.sampling['max_new_tokens']} tokens after each prompt, "
         f"{how}; {record.seconds:.0f} s on {escaped(record.machine)}."
     )
 

@@ -1,4 +1,4 @@
-"""A few generations to look at, deletions in sight."""
+"""A few generations as samples, with their deletions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from sequencematch.evaluation.cases import Case, answer, tokenizer_decode
 from sequencematch.evaluation.registry import Evidence
 from sequencematch.policy.display import decoder
 
-#: How many there are of each kind: from prompts as they are, and from those with a mistake.
+#: Samples of each kind: from plain prompts, and from prompts with a mistake.
 SAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation for people. `handed` is what stood behind the question already: a right beginning and a mistake.
+    """One generation as text. `handed` is the text given after the question: a right beginning and a mistake, or nothing.
 
-    `written` is all that was ever written, in order; what was deleted of prompt and mistake is in front. `final` is what
-    stands behind the question in the end, or the whole text where the question is no longer what it was.
+    `written` is everything written, in order, after the deleted part of the prompt, if any. `final` is the final text after the
+    question, or the whole final text if the question was altered.
     """
 
     question: str
@@ -30,7 +30,7 @@ class Sample:
 
 
 def samples(evidence: Evidence, *, judge: bool) -> tuple[Sample, ...]:
-    """The first rows, and the first with a mistake; `judge` says whether the task knows right from wrong."""
+    """Samples of the first rows, without and with a mistake. With `judge`, each is marked right or wrong."""
     show = decoder(evidence.policy.tokenizer)
     return tuple(
         _sample(evidence, case, trajectory, show, judge=judge)
