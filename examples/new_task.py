@@ -1,10 +1,10 @@
 """A task of your own: words written backwards, with any letter as noise.
 
-Measure a model on it, its options as flags:
+Measure a model on it; the options of the task are flags:
 
     sequencematch evaluate MODEL --task examples/new_task.py:Reverse
 
-To train on it, write its rows to a folder, and name them in place of a recipe's data:
+To train on it, write its rows to a folder and use them as the dataset of a recipe:
 
     python examples/new_task.py out/reverse
     sequencematch train examples/train_small.yaml --dataset out/reverse/train.jsonl
@@ -21,7 +21,7 @@ from sequencematch.tasks import Row, Task, write_rows
 
 @dataclass(frozen=True)
 class Reverse(Task):
-    """`What is stop backwards? Solution: pots`. A row's keys and the two methods are all that a task must have."""
+    """`What is stop backwards? Solution: pots`. A task must have `train` and `test`; its rows have these keys."""
 
     name: ClassVar[str] = "reverse"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "recovery", "backspace_rate")

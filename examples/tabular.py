@@ -1,7 +1,7 @@
 """A policy that learns to delete, small enough to watch: one logit per (prefix, action), no transformer, seconds on a CPU.
 
 It writes words letter by letter. Maximum likelihood, behavioural cloning and SequenceMatch are trained on the same words;
-then each is handed a prefix with a wrong last letter. Only a policy that has seen `<bkspc>` can do anything about it.
+then each is handed a prefix with a wrong last letter. Only a policy that has learnt `<bkspc>` can correct it.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def rollout(logits: Tensor, prompt: tuple[int, ...], generator: torch.Generator)
 
 
 def score(logits: Tensor, batch: Sequence[Trajectory], backspace: bool = True) -> Scores:
-    """Look every visited state up. A transformer would compute the same from `encode(batch)`."""
+    """Look up the logits of every visited state. A transformer would compute them from `encode(batch)`."""
     encoding = encode(batch)
     rows = [[INDEX[state] for state in trajectory.states()] for trajectory in batch]
     longest = encoding.visit.shape[1]
@@ -69,7 +69,7 @@ def score(logits: Tensor, batch: Sequence[Trajectory], backspace: bool = True) -
 
 
 def allowed(backspace: bool) -> Tensor:
-    """Added to all logits: `<bos>` is never an action, and `<bkspc>` only where the objective has it."""
+    """A mask to add to all logits: it forbids `<bos>`, and `<bkspc>` unless `backspace`."""
     mask = torch.zeros(SPACE.size)
     mask[BOS] = -torch.inf
     mask[SPACE.bkspc] = 0 if backspace else -torch.inf
@@ -116,7 +116,7 @@ def train(objective: Objective, steps: int, seed: int, batch: int = 32) -> Tenso
 
 
 def mistakes() -> list[str]:
-    """Every beginning of a word, spoilt by a last letter with which no word goes on."""
+    """Every beginning of a word plus one wrong letter: no word starts like this."""
     prefixes = {word[:length] for word in WORDS for length in range(len(word) + 1)}
     return sorted(p + x for p in prefixes for x in LETTERS if p + x not in prefixes)
 
@@ -128,7 +128,7 @@ def share_of_words(logits: Tensor, prompts: Sequence[str], generator: torch.Gene
 
 
 def draw(trajectory: Trajectory, path: Path) -> None:
-    """Two pictures of one trajectory: the text before each action, and who attends to whom."""
+    """Two pictures of one trajectory: the text before each action, and which node attends to which."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -176,7 +176,7 @@ def main() -> None:
     """Train the three objectives, print a recovery and a table, draw the recovery."""
     parser = argparse.ArgumentParser(prog="python examples/tabular.py", description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="optimisation steps per objective (default 300)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
         "--figure", type=Path, default=Path("out/tabular.png"), help="where to draw (default out/tabular.png)"
     )
@@ -191,7 +191,7 @@ def main() -> None:
         policies[name] = train(objective, args.steps, args.seed)
 
     generator = torch.Generator().manual_seed(args.seed)
-    print("\nHanded a wrong letter, the SequenceMatch policy goes on like this:\n")
+    print("\nHanded a wrong letter, the SequenceMatch policy continues like this:\n")
     for prompt in ("cao", "dod", "tet", "eo"):
         shown = rollout(policies["SequenceMatch"], unspell(prompt), generator)
         print(f"  {prompt:<5} → {shown.render(lambda token: LETTERS[token]):<34} = {spell(shown.final_state.tokens)}")
