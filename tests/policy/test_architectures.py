@@ -19,11 +19,11 @@ REFUSED = {"Falcon (ALiBi)", "BLOOM", "MPT", "GPT-Neo (local attention)", "Mamba
 ROUNDING = 2e-5
 HEADER = """# Which models can delete
 
-For each model, logits of every visit from one pass over encoded rows (with deletions into the prompt, packed, and with shared
-prompts) are compared with a fresh forward pass on that state alone. Models are tiny, random and float32. Loading runs a smaller
-probe of the same kind on *your* model and refuses it if it would be wrong, listed here or not. Sliding windows count positions: a
-deleted token takes no room in them. FlashAttention takes no mask and is refused; `sdpa`, `eager` and, on a GPU, `flex_attention`
-work.
+A test encodes trajectories with deletions, some into the prompt, as separate rows and packed with shared prompts. Each model
+scores them in one pass, and the logits of every visited state are compared with a fresh forward pass on that state alone.
+Models are tiny and random, in float32. Loading runs a smaller version of this test on *your* model, listed here or not, and refuses
+the model if its logits differ. Sliding windows count positions: a deleted token takes no room in them. FlashAttention takes no mask
+and is refused; `sdpa`, `eager` and, on a GPU, `flex_attention` work.
 
 `tests/policy/test_architectures.py` writes this table (with `SEQUENCEMATCH_WRITE_DOCS=1`) and fails when it is out of date.
 
