@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, listed with sizes and hashes, renamed last."""
+"""Atomic checkpoints: written to a temporary folder, listed in a manifest with sizes and hashes, renamed last."""
 
 import hashlib
 import json
@@ -15,19 +15,19 @@ from sequencematch.data.files import write_files
 logger = logging.getLogger(__name__)
 
 MANIFEST, RUN = "checkpoint.json", "sequencematch_run.json"
-#: Files up to this size are compared by content, larger ones by size.
+#: Files up to this size are checked by size and hash, larger ones by size alone.
 HASHED_BYTES = 2**24
 
 
 def partial(folder: Path) -> Path:
-    """Where a checkpoint is written until it is whole."""
+    """The temporary folder of a checkpoint that is being written."""
     return folder.with_name(f".{folder.name}.partial")
 
 
 def finish(folder: Path) -> None:
-    """List what is in the partial folder, then give it its name; one that was there is replaced.
+    """Write the manifest of the temporary folder and rename the folder, replacing an older checkpoint of that name.
 
-    Everything is on the disk by then, as far as the system can tell: older checkpoints may be removed.
+    Every file is flushed to disk (`fsync`) before the rename, so older checkpoints may be removed afterwards.
     """
     unfinished = partial(folder)
     written = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
@@ -42,7 +42,7 @@ def finish(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Refuse a checkpoint that isn't as it was written."""
+    """Refuse a checkpoint with a missing, truncated or changed file."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} is not a whole checkpoint: {MANIFEST} is missing.")
     try:
@@ -63,13 +63,13 @@ def check(folder: Path) -> None:
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
-    """All checkpoints of a run, the latest first, be they whole or not."""
+    """All checkpoints of a run, complete or damaged, the latest first."""
     found = [path for path in output_dir.glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
     return sorted(found, key=_step, reverse=True)
 
 
 def latest(output_dir: Path) -> Path:
-    """The latest checkpoint that is whole; each later one is named in a warning."""
+    """The latest complete checkpoint. A warning names every later one, which is damaged."""
     damaged: list[str] = []
     for folder in checkpoints(output_dir):
         try:
@@ -86,9 +86,9 @@ def latest(output_dir: Path) -> Path:
 
 
 def rotate(newest: Path, limit: int | None, best: Path | None) -> None:
-    """Keep `limit` checkpoints, always the newest and the best, and remove those that are the oldest.
+    """Remove the oldest checkpoints beyond `limit`. The newest and the best always stay.
 
-    A later step than the newest's is of a checkpoint that was damaged or gone back on: it goes first.
+    Checkpoints of later steps than the newest are removed first: they were damaged, or the run was resumed from an earlier one.
     """
     if not limit or limit < 0:
         return
@@ -101,13 +101,13 @@ def rotate(newest: Path, limit: int | None, best: Path | None) -> None:
 
 
 def discard_partial(output_dir: Path) -> None:
-    """Remove what interrupted runs left half-written."""
+    """Remove the temporary folders of interrupted runs."""
     for folder in output_dir.glob(".checkpoint-*.partial"):
         shutil.rmtree(folder)
 
 
 def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
-    """Don't mix runs in a folder: what is there must have been started by `begin` with the same identity."""
+    """Refuse a folder whose checkpoints belong to a run that `begin` started with another identity."""
     path = output_dir / RUN
     if not path.is_file() or not checkpoints(output_dir):
         return
@@ -124,7 +124,7 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
 
 
 def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | None) -> Path | None:
-    """Prepare a run's folder, and find the checkpoint to go on from: the one named, or for True the latest that is whole."""
+    """Prepare a run's folder and return the checkpoint to resume from: the named one, or for True the latest complete one."""
     found: Path | None = None
     if resume is True:
         found = latest(output_dir)

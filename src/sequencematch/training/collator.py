@@ -12,17 +12,17 @@ from sequencematch.core.noise import NoiseSource, add_noise, token_noise
 from sequencematch.data.examples import Example, Reader
 from sequencematch.data.seeds import hash_seed
 
-#: Sorting a vocabulary takes longer than drawing from it.
+#: Cached: sorting the vocabulary takes longer than drawing from it.
 _token_noise = lru_cache(maxsize=256)(token_noise)
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Data trajectories with noise drawn anew each epoch, a function of (seed, epoch, row) alone   (§4.2).
+    """Examples as data trajectories with noise, drawn anew each epoch as a function of (seed, epoch, row) alone   (§4.2).
 
-    So a resumed run draws what it would have drawn, and so do two processes, or a worker process. Noise that makes an
-    example too long is left out where `read` says that it must not be cut. With `noise_is_the_models` it is for the trainer
-    to put noise in.
+    Resumed runs, other processes and data-loader workers therefore draw the same noise. If noise makes an example too long and
+    `read` forbids cutting it, the example stays clean. With `noise_is_the_models` batches hold no trajectories: the trainer
+    makes them, with noise from the model.
     """
 
     space: ActionSpace
@@ -34,7 +34,7 @@ class Collator:
     noise_is_the_models: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """What the data loader yields. `length` is what tells Hugging Face how many there are."""
+        """A batch of the data loader. Hugging Face reads the batch size off the tensor `length`."""
         trajectories = [] if self.noise_is_the_models else [self.trajectory(example) for example in examples]
         return {
             "examples": list(examples),
@@ -43,7 +43,7 @@ class Collator:
         }
 
     def clean(self, example: Example) -> Trajectory:
-        """The example as a demonstration, cut to the context; its last action is kept and `<eos>` executed   (§4.2)."""
+        """The example as a demonstration. If it is cut to the context, `<eos>` is executed in place of its last action   (§4.2)."""
         try:
             whole = Trajectory.demonstration(self.space, example.prompt, example.completion)
         except ValueError as error:
@@ -51,7 +51,7 @@ class Collator:
         return whole.truncate(self.read.max_length)
 
     def trajectory(self, example: Example, source: NoiseSource | None = None) -> Trajectory:
-        """The example with noise, from its own tokens or the whole vocabulary unless a source is given."""
+        """The example with noise from `source`, by default from its `noise_tokens` or else the whole vocabulary."""
         trajectory = self.clean(example)
         if self.noise_rate:
             if source is None:

@@ -1,4 +1,4 @@
-"""What a run is: `SequenceMatchConfig`, and the paper's two recipes in one word."""
+"""The settings of a run: `SequenceMatchConfig`, with a preset for each of the paper's two recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,11 +12,11 @@ from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
 
-#: Where wrong tokens come from: the vocabulary, a set given with each example, or the model's own mistakes.
+#: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes.
 NOISE_SOURCES = ("uniform", "tokens", "model")
 
 
-#: Fields of `TrainingArguments` of which a policy can have some values only.
+#: Fields of `TrainingArguments` → the values that a policy supports.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "label_smoothing_factor": (0.0,),
@@ -31,9 +31,9 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 @dataclass
 class SequenceMatchConfig(TrainingArguments):
-    """Everything about a run: these fields, and all of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
+    """All settings of a run: these fields, and those of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
 
-    Where the paper gives a value it is named; `from_preset` sets them all.
+    The help texts name the paper's values; `from_preset` sets them all.
     """
 
     objective: str = field(
@@ -66,7 +66,7 @@ class SequenceMatchConfig(TrainingArguments):
     noise_source: str = field(
         default="uniform",
         metadata={
-            "help": "uniform over the vocabulary, tokens of the noise_tokens column, or model: its own mistakes (§6.1)."
+            "help": "Wrong tokens: uniform (any token), tokens (the noise_tokens column) or model (its own mistakes) (§6.1)."
         },
     )
     noise_burst: int = field(default=1, metadata={"help": "Wrong tokens in a row. Paper: 1 (§4.2)."})
@@ -77,13 +77,15 @@ class SequenceMatchConfig(TrainingArguments):
     bc_steps: int = field(
         default=1000,
         metadata={
-            "help": "Steps of behavioural cloning before Eq. 4 counts. Paper: 1,000 for text, 10,000 for arithmetic (App. E)."
+            "help": "Steps of behavioural cloning alone, without Eq. 4. Paper: 1,000 for text, 10,000 for arithmetic (App. E)."
         },
     )
     bc_weight_final: float = field(
-        default=0.2, metadata={"help": "Where the weight of behavioural cloning ends, from 1. Paper: 0.2 (App. E)."}
+        default=0.2, metadata={"help": "Final weight of behavioural cloning; it starts at 1. Paper: 0.2 (App. E)."}
     )
-    bc_anneal_steps: int = field(default=2000, metadata={"help": "Steps it takes to get there. Paper: 2,000 (App. E)."})
+    bc_anneal_steps: int = field(
+        default=2000, metadata={"help": "Steps over which bc_weight falls to bc_weight_final. Paper: 2,000 (App. E)."}
+    )
 
     replay_size: int = field(
         default=1000, metadata={"help": "Rollouts kept, the oldest replaced first. Paper: 1,000 (App. E)."}
@@ -93,25 +95,27 @@ class SequenceMatchConfig(TrainingArguments):
     )
     generation_batch_size: int = field(
         default=64,
-        metadata={"help": "Rollouts made at a time, over all processes. With replay_reuse it sets how often (App. E)."},
+        metadata={"help": "Rollouts made at a time, over all processes; replay_reuse sets how often (App. E)."},
     )
     max_completion_length: int = field(
-        default=256, metadata={"help": "Longest rollout behind its prompt, in tokens. Paper: 512 for text (§6.2)."}
+        default=256, metadata={"help": "Most tokens of a rollout after its prompt. Paper: 512 for text (§6.2)."}
     )
     max_prompt_length: int = field(
         default=256,
         metadata={
-            "help": "Longest prefix of plain text that a rollout starts from; its length is drawn. Paper: 256 (§6.2)."
+            "help": "Longest prefix of plain text that a rollout starts from; lengths are random. Paper: 256 (§6.2)."
         },
     )
-    temperature: float = field(default=1.0, metadata={"help": "Of rollouts. Paper: 1 (App. E)."})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of rollouts. Paper: 1 (App. E)."})
     protect_prompt: bool = field(
         default=False, metadata={"help": "Rollouts can't delete into their prompt. Paper: they can (§3.1)."}
     )
 
     max_length: int = field(
         default=1024,
-        metadata={"help": "Context length T in tokens pushed; what is longer is cut (§4.2). Paper: 1,024 (§6.2)."},
+        metadata={
+            "help": "Context length T in tokens pushed; longer trajectories are cut (§4.2). Paper: 1,024 (§6.2)."
+        },
     )
     truncation: bool | None = field(
         default=None,
@@ -126,14 +130,14 @@ class SequenceMatchConfig(TrainingArguments):
     packing: bool | None = field(
         default=None,
         metadata={
-            "help": "Lay sequences into rows without padding; equal prompts are shared. Changes no result. Default: on, but "
+            "help": "Pack several sequences into a row, with equal prompts shared. Results don't change. Default: on, except "
             "for unlikelihood."
         },
     )
     compile_layers: bool = field(
         default=False,
         metadata={
-            "help": "Compile the model's layers, one for all, in place of our fused kernels: where those don't fit a model."
+            "help": "torch.compile each decoder layer instead of using our fused kernels, for models that these don't fit."
         },
     )
     unlikelihood_weight: float = field(
@@ -146,16 +150,16 @@ class SequenceMatchConfig(TrainingArguments):
     )
 
     log_completions: bool = field(
-        default=False, metadata={"help": "Print some rollouts, deletions in sight, as they are made."}
+        default=False, metadata={"help": "Print some of the new rollouts, with their deletions."}
     )
-    num_completions_to_print: int = field(default=3, metadata={"help": "How many of them."})
+    num_completions_to_print: int = field(default=3, metadata={"help": "Rollouts that log_completions prints."})
 
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between two log lines."})
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Must stay off: columns are read by the dataset."}
     )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Off: a non-finite loss stops the run."})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter takes part."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Off: every parameter is used."})
     dataloader_pin_memory: bool = field(
         default=False, metadata={"help": "Off: batches hold trajectories, not tensors."}
     )
@@ -165,7 +169,7 @@ class SequenceMatchConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        """Refuse what can't work, before a model is loaded."""
+        """Refuse settings that can't work, before a model is loaded."""
         check_choice("objective", self.objective, OBJECTIVES)
         check_choice("divergence", self.divergence, DIVERGENCES)
         check_choice("noise_source", self.noise_source, NOISE_SOURCES)
@@ -215,7 +219,7 @@ class SequenceMatchConfig(TrainingArguments):
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
         if self.needs_rollouts and self.replay_size < self.generation_batch_size:
             raise ValueError(
-                f"`replay_size` must be at least `generation_batch_size`, or rollouts are lost unseen. Got {self.replay_size} "
+                f"`replay_size` must be at least `generation_batch_size`, or rollouts are dropped unused. Got {self.replay_size} "
                 f"and {self.generation_batch_size}."
             )
         for name, allowed in _SUPPORTED.items():
@@ -232,7 +236,7 @@ class SequenceMatchConfig(TrainingArguments):
 
     @classmethod
     def from_preset(cls, preset: str, /, **changes: Any) -> "SequenceMatchConfig":
-        """One of the paper's recipes, `"arithmetic"` or `"text"`, with what you change."""
+        """One of the paper's recipes, `"arithmetic"` or `"text"`, with your `changes`."""
         check_choice("preset", preset, PRESETS)
         values = {**PRESETS[preset], **changes}
         objective = OBJECTIVES.get(values.get("objective", "sequencematch"))
@@ -247,7 +251,7 @@ class SequenceMatchConfig(TrainingArguments):
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether the policy's own trajectories teach anything: without an on-policy term they don't   (§3.2.1, telescoping)."""
+        """Whether the loss needs rollouts: without an on-policy term their value sum telescopes   (§3.2.1)."""
         return self.objective_value.rolls_out and self.divergence_value.on_policy > 0
 
     def bc_weight(self, step: int) -> float:
@@ -258,9 +262,9 @@ class SequenceMatchConfig(TrainingArguments):
         return 1.0 - (1.0 - self.bc_weight_final) * progress
 
     def own_values(self) -> dict[str, Any]:
-        """The fields that are not of `TrainingArguments`, and the seed: what makes two runs different runs.
+        """The fields that `TrainingArguments` doesn't have, and the seed: together they identify a run.
 
-        How a model is loaded is left out: that may be objects, and the same run may go on with another attention kernel.
+        `model_init_kwargs` is left out: it may hold objects, and a run may be resumed with another attention kernel.
         """
         return {name: getattr(self, name) for name in OWN_FIELDS if name != "model_init_kwargs"} | {"seed": self.seed}
 
@@ -272,7 +276,7 @@ _INHERITED = {f.name for f in fields(TrainingArguments)}
 #: The fields of `SequenceMatchConfig` that `TrainingArguments` doesn't have.
 OWN_FIELDS = tuple(f.name for f in fields(SequenceMatchConfig) if f.name not in _INHERITED)
 
-#: The paper's recipes, for one process; divide the batch by how many there are. Where it gives no number, the comment says so.
+#: The paper's recipes for one process; for n, divide the batch size by n. Comments mark values not in the paper.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "text": MappingProxyType(

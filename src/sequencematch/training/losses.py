@@ -1,4 +1,4 @@
-"""The loss of one batch under each objective, and the signals that say how it is going (Alg. 1, App. E)."""
+"""The loss of one batch under each objective, and the signals to log (Alg. 1, App. E)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from sequencematch.training.signals import Signal
 class Batch:
     """Trajectories for one forward pass, `num_data` of data and then rollouts, with the denominators of the whole step.
 
-    `num_items` is N, the data decisions of the optimisation step over all its batches and processes, and `model_weight` its
-    data trajectories over its rollouts, None where there are none.
+    `num_items` is N, the number of data decisions in the optimisation step over all its batches and processes. `model_weight`
+    is the step's number of data trajectories divided by its number of rollouts, None without rollouts.
     """
 
     encoding: Encoding
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Weights:
-    """The numbers in a loss: Eq. 4's φ, α and γ, β_BC at this step, and what unlikelihood counts beside likelihood."""
+    """The numbers in a loss: φ, α and γ of Eq. 4, β_BC at this step, and the weight of unlikelihood beside likelihood."""
 
     divergence: Divergence
     alpha: float
@@ -58,7 +58,7 @@ Loss = Callable[[Any, Batch, Weights], tuple[Float[Tensor, ""], dict[str, Signal
 
 @dataclass(frozen=True)
 class Objective:
-    """A way to train: whether `<bkspc>` and noise take part, whether rollouts do, and the loss."""
+    """A way to train: whether it uses `<bkspc>` and noise, whether it uses rollouts, and its loss."""
 
     deletes: bool
     rolls_out: bool
@@ -136,7 +136,7 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 
 @torch.no_grad()
 def _describe(name: str, scores: Scores, weights: Weights) -> dict[str, Signal]:
-    """The implied reward's mean and spread over decisions, of rollouts the policy's own, and V at first and final states."""
+    """Mean and spread of the implied reward over decisions (in rollouts the policy's own), and V at first and final states."""
     counts = scores.is_step if name == "data" else scores.policy_chosen
     reward = implied_reward(scores, weights.gamma)[counts]
     return {

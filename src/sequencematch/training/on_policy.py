@@ -16,15 +16,15 @@ from sequencematch.training.replay import Experience, ReplayBuffer
 from sequencematch.training.rollouts import Request, RolloutSource, as_stored, prompt_of
 from sequencematch.training.signals import Signal, describe
 
-#: Told of new rollouts, with the optimisation step they were made at.
+#: Called with new rollouts and the optimisation step that made them.
 Show = Callable[[list[Trajectory], int], None]
 
 
 class OnPolicy:
-    """Rollouts for a run: a source, a buffer, and the prompts they start from   (Alg. 1; App. E).
+    """The rollouts of a run: their source, their replay buffer, and the examples their prompts come from   (Alg. 1; App. E).
 
-    What is made and drawn depends on the seed and on counters alone, which are saved with the buffer. Every process makes
-    its share, then all hold the whole buffer.
+    Prompts, random numbers and draws depend only on the seed and on counters that are saved with the buffer. Every process makes
+    a share of the rollouts and then receives the shares of the others, so that all hold the same buffer.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class OnPolicy:
         scores_prompt: bool,
         show: Show,
     ) -> None:
-        """Nothing made yet."""
+        """Start with an empty buffer. `show` is called with new rollouts if they are logged."""
         self.args, self.examples, self.source, self.accelerator = args, examples, source, accelerator
         self.scores_prompt, self.show = scores_prompt, show
         self.forget()
 
     def forget(self) -> None:
-        """Start with an empty buffer."""
+        """Empty the buffer."""
         self.buffer = ReplayBuffer(self.args.replay_size, self.args.replay_reuse)
 
     def start(self, policy: Policy, checkpoint: Path | None) -> None:
-        """Get the source ready; go on with a checkpoint's buffer, if there is one."""
+        """Start the source, and load a checkpoint's buffer if its file is given."""
         self.forget()
         if checkpoint is not None:
             self.buffer.load(checkpoint, policy.space)
@@ -60,7 +60,7 @@ class OnPolicy:
         self.source.start(policy, sampling)
 
     def draw(self, count: int, step: int) -> tuple[list[Trajectory], dict[str, Signal]]:
-        """`count` rollouts for all processes together, the same in each, and what there is to say of them."""
+        """Draw `count` rollouts for all processes together, the same in each, and return them with signals to log."""
         began, signals = time.perf_counter(), dict[str, Signal]()
         made: list[Experience] = []
         while self.buffer.is_due(count):
@@ -82,7 +82,7 @@ class OnPolicy:
         return [experience.trajectory for experience in drawn], signals
 
     def _make(self, first: int, count: int, step: int) -> list[Experience]:
-        """Rollouts `first` to `first + count`."""
+        """Make the rollouts numbered `first` to `first + count - 1`."""
         args = self.args
         examples = self.examples.prompts(first, count, args.seed)
         longest = min(args.max_prompt_length, args.max_length - 1)

@@ -21,10 +21,10 @@ class Experience:
 
 
 class ReplayBuffer:
-    """The latest `size` rollouts, and how often rollouts were made and drawn   (App. E).
+    """The latest `size` rollouts, and how many rollouts were made and drawn so far   (App. E).
 
-    Each is to be drawn `reuse` times on average. With n drawn a step and G made at a time that is a new batch every
-    G · reuse / n steps; `is_due` counts it out, so that the average is right for any n and G.
+    Each rollout is drawn `reuse` times on average. If a step draws n rollouts and G are made at a time, new ones are due every
+    G · reuse / n steps. `is_due` compares the two counts, so the average is right for any n and G.
     """
 
     def __init__(self, size: int, reuse: float) -> None:
@@ -34,7 +34,7 @@ class ReplayBuffer:
         self.made = self.drawn = 0
 
     def __len__(self) -> int:
-        """How many there are to draw from."""
+        """The number of rollouts in the buffer."""
         return len(self.rollouts)
 
     def is_due(self, count: int) -> bool:
@@ -42,12 +42,12 @@ class ReplayBuffer:
         return not self.rollouts or self.drawn + count > self.reuse * self.made
 
     def add(self, rollouts: Sequence[Experience]) -> None:
-        """Put new ones in; the oldest make room."""
+        """Add new rollouts, and drop the oldest beyond `size`."""
         self.rollouts = [*self.rollouts, *rollouts][-self.size :]
         self.made += len(rollouts)
 
     def draw(self, count: int, seed: int) -> list[Experience]:
-        """Draw at random, without repeats where there are enough; a function of the seed and of what was drawn before."""
+        """Draw at random, without repeats if there are enough rollouts; a function of the seed and the number drawn so far."""
         generator = torch.Generator().manual_seed(hash_seed("draw", seed, self.drawn))
         whole, rest = divmod(count, len(self.rollouts))
         picked = list(range(len(self.rollouts))) * whole
@@ -56,11 +56,11 @@ class ReplayBuffer:
         return [self.rollouts[index] for index in picked]
 
     def age(self, step: int) -> float:
-        """Optimisation steps since the weights that made a rollout, on average."""
+        """The mean age of a rollout: optimisation steps since the weights that made it."""
         return step - sum(rollout.version for rollout in self.rollouts) / len(self.rollouts)
 
     def save(self, path: Path) -> None:
-        """Write everything as flat integers."""
+        """Write rollouts and counts as flat integer tensors."""
         trajectories = [rollout.trajectory for rollout in self.rollouts]
 
         def flat(sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -80,7 +80,7 @@ class ReplayBuffer:
         save_file(tensors, path)
 
     def load(self, path: Path, space: ActionSpace) -> None:
-        """Go on with what `save` wrote."""
+        """Load the rollouts and counts that `save` wrote."""
         state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
         self.made, self.drawn = state["counts"]
         self.rollouts, start, step = [], 0, 0

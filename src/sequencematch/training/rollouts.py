@@ -1,4 +1,4 @@
-"""Where rollouts come from: a small protocol, and the policy itself between two steps (Alg. 1, populate B)."""
+"""Sources of rollouts: a protocol, and the policy being trained as a source (Alg. 1, populate B)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from sequencematch.training.replay import Experience
 
 @dataclass(frozen=True)
 class Request:
-    """Rollouts wanted: a prompt for each, and the number of the first, which with the seed fixes its random numbers."""
+    """A request for rollouts: their prompts, and the number of the first. Number and seed fix a rollout's random numbers."""
 
     prompts: Sequence[tuple[int, ...]]
     first: int
@@ -24,34 +24,34 @@ class Request:
 
 @runtime_checkable
 class RolloutSource(Protocol):
-    """Something that rolls a policy out. It may run elsewhere and lag behind; every rollout says which weights made it."""
+    """A sampler of rollouts. It may run elsewhere, with older weights: every rollout carries the version of its weights."""
 
     def start(self, policy: Policy, sampling: Sampling) -> None:
-        """Get ready, once, before the first request."""
+        """Prepare, once, before the first request."""
 
     def sync(self, version: int) -> None:
-        """Take over the policy's weights as they are now, at this optimisation step."""
+        """Take the policy's current weights; `version` is the optimisation step."""
 
     def collect(self, request: Request) -> list[Experience]:
-        """Make the rollouts, in the order of their prompts. Every process asks, perhaps for none."""
+        """Make a rollout for each prompt, in order. Every process calls this, some perhaps without prompts."""
 
     def stop(self) -> None:
-        """Let go of everything, once, after the last request."""
+        """Free all resources, once, after the last request."""
 
 
 class InlineRollouts:
     """The policy being trained, in the same process, between two steps."""
 
     def start(self, policy: Policy, sampling: Sampling) -> None:
-        """Remember whom to ask."""
+        """Store the policy and its sampling options."""
         self.policy, self.sampling, self.version = policy, sampling, 0
 
     def sync(self, version: int) -> None:
-        """The weights are the policy's own."""
+        """Store the version. The weights are the policy's own."""
         self.version = version
 
     def collect(self, request: Request) -> list[Experience]:
-        """All in one batch, as long as the context has room behind the longest prompt."""
+        """Make all rollouts in one batch, no longer than the context's room after the longest prompt."""
         with torch.no_grad(), self.policy.for_rollouts():
             if not request.prompts:
                 return []
@@ -63,11 +63,11 @@ class InlineRollouts:
         return [Experience(row.trajectory, self.version) for row in rows]
 
     def stop(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to free."""
 
 
 def prompt_of(example: Example, number: int, seed: int, max_prompt_length: int) -> tuple[int, ...]:
-    """What rollout `number` starts from: the example's prompt, or a prefix of plain text of random length   (§6.1, §6.2)."""
+    """The prompt of rollout `number`: the example's own, or for plain text a prefix of random length   (§6.1, §6.2)."""
     if not example.is_text:
         return example.prompt
     text = example.prompt + example.completion
@@ -77,6 +77,6 @@ def prompt_of(example: Example, number: int, seed: int, max_prompt_length: int) 
 
 
 def as_stored(trajectory: Trajectory, max_length: int, scores_prompt: bool) -> Trajectory:
-    """A rollout as the loss takes it: cut to the context, and its prompt counted as decisions where data's is   (§4.2)."""
+    """A rollout cut to the context; with `scores_prompt`, its prompt counts as decisions, as in the data   (§4.2)."""
     trajectory = trajectory.truncate(max_length)
     return trajectory.score_prompt() if scores_prompt else trajectory

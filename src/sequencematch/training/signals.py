@@ -1,4 +1,4 @@
-"""Numbers to watch, averaged over the steps between two log lines, and over processes."""
+"""Numbers to log, combined over processes and over the steps between two log lines."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from sequencematch.core.mdp import Trajectory
 
 @dataclass(frozen=True)
 class Signal:
-    """One batch's contribution to a number: Σx, Σx² and how much they weigh; `kind` says how they are put together.
+    """One batch's contribution to a logged number: Σx, Σx² and the number of entries; `kind` says how contributions combine.
 
-    A "total" adds up over the batches of a step and is averaged over the steps that had it; a "mean" and a "std" are over all
+    A "total" is summed over the batches of a step and averaged over the steps that have it. A "mean" or "std" is taken over all
     entries.
     """
 
@@ -24,7 +24,7 @@ class Signal:
 
     @classmethod
     def total(cls, value: Float[Tensor, ""]) -> "Signal":
-        """A share of something that the batches and processes of a step add up to."""
+        """This batch's share of a sum over the batches and processes of a step."""
         value = value.detach().float()
         return cls("total", torch.stack([value, torch.zeros_like(value), torch.zeros_like(value)]))
 
@@ -45,17 +45,17 @@ class Signal:
 
 
 class Signals:
-    """What came in since the last log line. Its state is saved with a checkpoint, so that a resumed run logs the same."""
+    """All signals since the last log line. They are saved with a checkpoint, so that a resumed run logs the same numbers."""
 
     def __init__(self) -> None:
-        """Nothing yet; `steps` is for the caller to count."""
+        """No signals yet. The caller increments `steps`."""
         self.steps = 0
         self._kind: dict[str, str] = {}
-        self._steps: dict[str, set[int]] = {}  # in which a name came in
+        self._steps: dict[str, set[int]] = {}  # the steps in which each name was added
         self._moments: dict[str, Tensor] = {}
 
     def add(self, signals: Mapping[str, Signal]) -> None:
-        """Take in a batch's contributions; they stay on their device, so that nothing waits for it."""
+        """Add a batch's contributions. They stay on their device, so nothing waits for a GPU."""
         for name, signal in signals.items():
             seen = self._moments.get(name)
             self._kind[name] = signal.kind
@@ -63,7 +63,7 @@ class Signals:
             self._moments[name] = signal.moments if seen is None else seen + signal.moments.to(seen.device)
 
     def flush(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The numbers by name, after `reduce` has summed them over processes; and start anew."""
+        """Return the combined numbers by name and start anew. `reduce` sums a tensor over processes."""
         names, moments = self._reduced(reduce)
         numbers = {
             name: _combine(self._kind[name], *row, steps=len(self._steps[name]))
@@ -73,7 +73,7 @@ class Signals:
         return numbers
 
     def _reduced(self, reduce: Callable[[Tensor], Tensor]) -> tuple[list[str], list[list[float]]]:
-        """Names in the same order in every process, and their moments over all of them."""
+        """Names, in the same order in every process, and their moments summed over processes."""
         names = sorted(self._moments)
         if not names:
             return [], []
@@ -81,7 +81,7 @@ class Signals:
         return names, reduce(torch.stack([self._moments[name].to(device) for name in names])).tolist()
 
     def state_dict(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, object]:
-        """Everything, summed over processes by `reduce`, for JSON: float32 numbers survive it exactly."""
+        """The state, summed over processes by `reduce`, as values for JSON, which keeps float32 numbers exactly."""
         names, moments = self._reduced(reduce)
         return {
             "steps": self.steps,
@@ -92,7 +92,7 @@ class Signals:
         }
 
     def load_state_dict(self, state: Mapping[str, object], device: torch.device | str, share: float) -> None:
-        """Go on where `state_dict` was taken. One process takes all of it, `share=1`, and the others nothing, `share=0`."""
+        """Load a state of `state_dict`: with `share=1` in one process, and with `share=0` in the others, which add nothing."""
         moments: Mapping[str, tuple[str, list[float], list[int]]] = state["moments"]  # type: ignore[assignment]
         self.steps = int(state["steps"])  # type: ignore[call-overload]
         self._kind = {name: kind for name, (kind, _, _) in moments.items()}
@@ -103,9 +103,9 @@ class Signals:
 
 
 def describe(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Signal]:
-    """Tokens kept behind the prompt, the share of decisions that delete, and the share of trajectories that were cut.
+    """Tokens kept after the prompt, the share of decisions that delete, and the share of trajectories that were cut.
 
-    Of rollouts the decisions are those the policy chose: a prompt that is counted as decisions stays out.
+    In rollouts only the policy's own decisions count, not those of a scored prompt.
     """
     bkspc = trajectories[0].space.bkspc
     chosen = [t.policy_chosen if any(t.policy_chosen) else (True,) * len(t) for t in trajectories]

@@ -16,18 +16,18 @@ GPU_NODES = 8192
 
 
 def node_budget(data_nodes: int, device: torch.device | str) -> int:
-    """Most nodes of a forward pass: as many as the data has, and on a GPU at least `GPU_NODES`."""
+    """The most nodes in a forward pass: as many as the data has, but on a GPU at least `GPU_NODES`."""
     return max(data_nodes, GPU_NODES if torch.device(device).type == "cuda" else 1)
 
 
 def num_passes(data: Sequence[Trajectory], rollouts: Sequence[Trajectory], budget: int) -> int:
-    """Forward passes that keep each to the node budget, if every pass gets data, and rollouts where there are any."""
+    """The number of passes that fit the node budget, or fewer, so that each pass has data and, if there are any, rollouts."""
     nodes = sum(trajectory.num_nodes for trajectory in (*data, *rollouts))
     return min(-(-nodes // budget), len(data), len(rollouts) or len(data))
 
 
 def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) -> Encoding:
-    """One encoding of data and rollouts: a row each, or, for a model of that width, packed with equal prompts shared."""
+    """Data and rollouts in one encoding: packed with shared prompts for a model of width `hidden_size`; if None, a row each."""
     if hidden_size is None:
         return encode(trajectories)
     return encode(trajectories, row_length=fitting_row_length(trajectories, hidden_size), share_prompts=True)
@@ -52,9 +52,9 @@ def accumulate_gradients(
     *,
     is_autocast: bool,
 ) -> Tensor:
-    """Run every part forward and backward with fused kernels; gradients add up, and so do the losses that are returned.
+    """Run every part forward and backward with fused kernels; gradients accumulate. Returns the sum of the losses.
 
-    `forward_backward` computes the loss of a part, calls its backward pass and returns it without a graph.
+    `forward_backward` computes the loss of a part, runs its backward pass and returns the detached loss.
     """
     with policy.for_training(fusions, autocast=is_autocast):
         return torch.stack([forward_backward(part) for part in parts]).sum()
