@@ -1,4 +1,4 @@
-"""LoRA adapters: which ones are plain, merged into their weights for decoding, and without PEFT's input casts for training."""
+"""LoRA adapters: find plain ones, merge them into the weights for decoding, switch off PEFT's input casts for training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from sequencematch.policy.changes import Change
 
 @contextmanager
 def merged(model: Module) -> Iterator[None]:
-    """Plain LoRA layers as W + s·BA: one matrix product per layer instead of three.
+    """Merge plain LoRA layers into W + s·BA: one matrix product per layer instead of three.
 
-    Afterwards the weights are copied back, bit by bit; subtracting s·BA would round. The copy of the adapted weights takes
-    memory meanwhile. Quantised layers and other kinds of adapters stay as they are.
+    Afterwards the weights are restored bit for bit from a copy, which takes memory; subtracting s·BA would round. Quantised
+    layers and other kinds of adapters are not merged.
     """
     layers: list[Any] = [layer for layer in model.modules() if is_plain_lora(layer)]
     saved = [layer.get_base_layer().weight.detach().clone() for layer in layers]

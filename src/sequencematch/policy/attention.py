@@ -1,4 +1,4 @@
-"""What a model's attention can do: its sliding windows, masks over cache columns, and which models can't delete.
+"""Properties of a model's attention: its sliding windows, masks over cache columns, and the models that can't delete.
 
 Needs torch alone: `Policy.export` writes this file beside a checkpoint.
 """

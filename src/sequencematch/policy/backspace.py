@@ -12,7 +12,7 @@ class Backspace(nn.Module):
     """The `<bkspc>` row of the unembedding, and a scalar offset of all logits of a state   (§6, App. E).
 
     `<bkspc>` is never an input, so it needs one output row and no change of the vocabulary: adapters, tied and quantised
-    weights stay as they are. The row starts as the mean of the unembedding's rows. By Jensen's inequality exp(h·w̄) is at most
+    weights stay valid. The row starts as the mean of the unembedding's rows. By Jensen's inequality exp(h·w̄) is at most
     the mean of exp(h·w_x), so an untrained policy deletes with probability below 1/|X| in every state.
 
     The offset head is a two-layer GELU MLP on the hidden vector and the position. It shifts V and no probability, so sampling

@@ -1,11 +1,11 @@
 """Attention over rows reordered so that most queries need no mask.
 
-The deepest stack a row ever holds is its *causal prefix*: fed first, each of these nodes attends to exactly the ones before it,
-since nothing below a node on the stack can be popped while the node stands there. Causal attention without a mask is what
-kernels are fastest at. The other nodes, deleted ones and further trajectories of a packed row, follow behind with a mask:
+The *causal prefix* of a row is the deepest stack it ever holds. Fed first, each of its nodes attends to exactly the nodes before
+it, since nothing below a node can be popped while the node is on the stack. Kernels are fastest at such causal attention without
+a mask. The other nodes, deleted ones and further trajectories of a packed row, come after the prefix and have a mask:
 
     query   in the prefix   j ≤ i, no mask
-            behind it       j ≤ i < deleted_at[j], in the original order
+            after it        j ≤ i < deleted_at[j], in the original order
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 #: The name of this attention implementation in transformers.
 CAUSAL_PREFIX = "sequencematch_causal_prefix"
-#: The prefix is cut to a multiple of a sixteenth of the row: kernels are planned once per shape.
+#: The prefix is cut to a multiple of a sixteenth of the row: few shapes, since kernels are planned for each.
 PARTS = 16
 #: cuDNN's gradients are wrong under a mask whose last tile of keys is half full, where a row's scores are very negative.
 CUDNN_TILE = 128
@@ -28,7 +28,7 @@ NOT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def causal_prefix_order(deleted_at: Int[Tensor, "row node"]) -> tuple[Int[Tensor, "row node"], int] | None:
-    """The order of nodes with the causal prefix first, and its length, which all rows share; None below a quarter of the row."""
+    """The order of nodes with the causal prefix first, and its length, which all rows share; None if below a quarter of a row."""
     nodes = deleted_at.shape[1]
     node = torch.arange(nodes, device=deleted_at.device).repeat(len(deleted_at), 1)
     dead = torch.searchsorted(deleted_at.sort(1).values, node, right=True)
@@ -54,7 +54,7 @@ def reordered_mask(
 def causal_prefix_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """SDPA. A mask with fewer rows than there are queries belongs to the last queries; those before are the causal prefix."""
+    """SDPA. A mask with fewer rows than queries is for the last queries; the queries before them are the causal prefix."""
     if attention_mask is not None and attention_mask.shape[2] != query.shape[2]:
         return _prefix_and_rest(module, query, key, value, attention_mask, **options), None
     attend = _uncompiled_sdpa if torch.is_grad_enabled() else _sdpa

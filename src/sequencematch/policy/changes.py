@@ -1,4 +1,4 @@
-"""A model in another state for a while: attributes are set and put back, under the model's lock.
+"""Temporary changes to a model: attributes are set and restored, under the model's lock.
 
 Needs torch alone: `Policy.export` writes this file beside a checkpoint.
 """
@@ -33,7 +33,7 @@ def lock_of(model: Any) -> Any:
 
 @contextmanager
 def changed(changes: Iterable[Change]) -> Iterator[None]:
-    """Set attributes, and put back what they held, the last change first. The caller holds the model's lock."""
+    """Set attributes; on exit restore their old values, in reverse order. The caller holds the model's lock."""
     done: list[Change] = []
     try:
         for owner, name, value in changes:
@@ -56,7 +56,7 @@ def set_training(model: Any, training: bool) -> list[Change]:
 
 
 def uncompiled(layers: Iterable[Any]) -> list[Change]:
-    """Compiled layers called as they were before `torch.compile`: decoding has other shapes."""
+    """Run compiled layers without their compiled code: decoding has other shapes."""
     return [Change(layer, "_compiled_call_impl", None) for layer in layers if layer._compiled_call_impl is not None]
 
 

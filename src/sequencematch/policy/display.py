@@ -1,4 +1,4 @@
-"""Trajectories for people: what was written, what was deleted, what replaced it."""
+"""Trajectories for people to read, with deleted and replaced text marked."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +25,21 @@ STYLES: Mapping[Fate, str] = {
 
 
 def decoder(tokenizer: Any) -> Decode:
-    """Decode tokens as they read behind others: on their own, many tokenizers drop the space they start with."""
+    """A function that decodes tokens as if text came before them: many tokenizers drop a leading space."""
     before = tokenizer("a", add_special_tokens=False)["input_ids"]
     start = len(tokenizer.decode(before))
     return lambda tokens: tokenizer.decode([*before, *tokens])[start:]
 
 
 def plain(trajectory: Trajectory, decode: Decode) -> str:
-    """`Trajectory.render`, but with neighbouring tokens decoded together: a character may take several."""
+    """`Trajectory.render`, but with neighbouring tokens decoded together: a character may take several tokens."""
     names = {trajectory.space.bkspc: "<bkspc>", trajectory.space.eos: "<eos>"}
     runs = [(name, list(run)) for name, run in groupby(trajectory.executed, key=names.get)]
     return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 
 
 def struck(prompt: str, trajectory: Trajectory, decode: Decode) -> "Text":
-    """All that was ever written, in order: the prompt dim, what was deleted struck through, what replaced it green."""
+    """All text ever written, in order: the prompt dim, deleted text struck through, its replacement green."""
     from rich.text import Text
 
     written = pieces(trajectory, decode, prompt)

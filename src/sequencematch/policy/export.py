@@ -23,7 +23,7 @@ def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, *
 '''
 #: The module that becomes `generate.py`.
 _ENTRY_MODULE = "sequencematch.policy.decoding.custom_generate"
-#: An import of this package in a file that an export carries.
+#: An import from this package, in a file that is exported.
 _OWN_IMPORT = re.compile(r"^from (sequencematch\.policy\.[\w.]+) import", re.MULTILINE)
 CARD = """---
 library_name: transformers
@@ -49,13 +49,13 @@ Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppres
 
 
 def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
-    """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write it all or nothing."""
+    """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write the folder atomically."""
     tokenizer = copy.deepcopy(policy.tokenizer)
     bkspc = policy.folded_row  # of a policy that was loaded from an export
     if bkspc is None:
         if tokenizer is not None and NAME in tokenizer.get_vocab():
             raise ValueError(
-                f"`tokenizer` must not have {NAME}, which the model has no row for: it is an export's. Load the model's own."
+                f"`tokenizer` must not have {NAME}, which the model has no row for. Load its own tokenizer, not an export's."
             )
         bkspc = policy.space.vocab_size if tokenizer is None else len(tokenizer)
     model = merged(policy.model)
@@ -75,7 +75,7 @@ def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """A copy with its adapter merged, in full precision: merging into 4 bits would round, and needs bitsandbytes to be read."""
+    """A copy with its adapter merged, in full precision: 4-bit weights would be rounded, and need bitsandbytes to load."""
     model = copy.deepcopy(model)
     if getattr(model, "is_quantized", False):
         model = dequantized(model)
@@ -113,11 +113,11 @@ def write_decoder(folder: Path) -> None:
     """Write the decoder's own files: `generate.py` and, beside it, every file of ours that it imports.
 
     transformers finds files by their `from .name import …`, in the same folder only. With a file missing or in a subfolder it
-    would use its own `generate` without a word.
+    would silently use its own `generate`.
     """
     folder.mkdir()
     modules = [_ENTRY_MODULE]
-    for module in modules:  # grows by what each imports
+    for module in modules:  # grows by the imports of each module
         source = inspect.getsource(importlib.import_module(module))
         modules += [name for name in _OWN_IMPORT.findall(source) if name not in modules]
         source = _OWN_IMPORT.sub(lambda match: f"from .{_last(match[1])} import", source)

@@ -17,8 +17,8 @@ from sequencematch.policy.adapters import is_plain_lora
 from sequencematch.policy.changes import Change, changed
 
 HALF = (torch.bfloat16, torch.float16)
-ROTATION = "apply_rotary_pos_emb"  # in every file of transformers that has one
-#: A rotary embedding is a function of a file of transformers, shared by all models of that kind: one thread replaces it at a time.
+ROTATION = "apply_rotary_pos_emb"  # the function's name in every model file of transformers
+#: Held while functions are replaced: all models of a kind share the rotary embedding of their file in transformers.
 REPLACING = threading.RLock()
 
 
@@ -33,7 +33,7 @@ class Fusion:
 
 
 def fusions(model: Any) -> list[Fusion]:
-    """All fusions that fit a Hugging Face model as it is now. One whose results differ from the model's own is left out."""
+    """All fusions that fit a Hugging Face model now. A fusion whose results differ from the model's own is left out."""
     return [*_norms(model), *_rotations(model), *_adapters(model)]
 
 

@@ -29,7 +29,8 @@ def row_mask(
 ) -> tuple[Mask, Int[Tensor, "row node"] | None]:
     """The mask of encoded rows for the model's attention implementation: one, or one for each kind of layer.
 
-    With `reorder`, also the order in which nodes must be fed where the mask assumes another: place p takes node `order[p]`.
+    Also returns the order in which nodes must be fed, place p taking node `order[p]`; None for the original order, which
+    `reorder=False` keeps.
     """
     kinds = windows(config)
     may_reorder = reorder and config._attn_implementation == CAUSAL_PREFIX and None in kinds.values()

@@ -1,4 +1,4 @@
-"""The states a policy's model is put into: for scoring, for rollouts, for training; each is left as it was entered."""
+"""Context managers that prepare a policy's model for scoring, rollouts or training, and restore it afterwards."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def rollouts(policy: Module, model: Any) -> Iterator[None]:
 
 @contextmanager
 def training(policy: Module, model: Any, fusions: Sequence[Fusion], *, autocast: bool) -> Iterator[None]:
-    """Train mode with fused kernels; under autocast adapters get their inputs uncast."""
+    """Train mode with fused kernels; under autocast, without PEFT's input casts."""
     with lock_of(model):
         casts = without_input_casts(policy) if autocast else []
         with changed([*set_training(policy, True), *casts]), fused(fusions):
@@ -37,7 +37,7 @@ def training(policy: Module, model: Any, fusions: Sequence[Fusion], *, autocast:
 
 
 def compile_layers(model: Module) -> None:
-    """Compile every decoder layer in place, at its first call. All share one compilation: they differ in weights alone."""
+    """Compile every decoder layer in place, at its first call. All layers share one compilation."""
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.compile()

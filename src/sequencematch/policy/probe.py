@@ -11,7 +11,7 @@ from sequencematch.policy.scoring import Scorer
 
 
 def select_attention(policy: Scorer) -> None:
-    """Switch from SDPA to causal-prefix attention if the model computes the same with it; then probe what is left."""
+    """Switch from SDPA to causal-prefix attention if the model computes the same with it; else probe the attention it has."""
     config = policy.base.config
     if config._attn_implementation == "sdpa" and policy.base._supports_attention_backend:
         config._attn_implementation = CAUSAL_PREFIX
@@ -24,7 +24,7 @@ def select_attention(policy: Scorer) -> None:
 
 @torch.no_grad()
 def probe(policy: Scorer) -> None:
-    """Compare one pass over a dozen nodes with deletions to fresh forwards, and refuse a model that would be silently wrong."""
+    """Compare one pass over a dozen nodes with deletions to a pass over each state alone; refuse a model where they differ."""
     space, name = policy.space, type(policy.base).__name__
     tokens = torch.randint(0, space.vocab_size, (9,), generator=torch.Generator().manual_seed(0)).tolist()
     a, b, c, d, e, f, g, h, i = (token + (token == space.eos) * (1 if space.eos == 0 else -1) for token in tokens)

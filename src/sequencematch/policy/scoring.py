@@ -1,4 +1,4 @@
-"""p(a|s) from a causal language model, scored: action logits and values of encoded rows (§4, Eq. 4)."""
+"""Scoring with a causal language model: action logits ℓ(a|s) and values V(s) of encoded rows (§4, Eq. 4)."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-#: Below this row length a GPU takes longer over attention in two parts than over one with a mask.
+#: Below this row length, splitting attention costs more on a GPU than it saves.
 MIN_GPU_ROW_TO_REORDER = 512
 
 
@@ -41,7 +41,7 @@ class Scorer(nn.Module):
         tokenizer: PreTrainedTokenizerBase | None = None,
         backspace: Backspace | None = None,
     ) -> None:
-        """Add a row and an offset head, new ones unless given, to a loaded model."""
+        """Add a `<bkspc>` row and an offset head to a loaded model: `backspace`, or new ones."""
         super().__init__()
         if any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values()):
             raise ValueError(
@@ -91,11 +91,11 @@ class Scorer(nn.Module):
 
     @property
     def folded_row(self) -> int | None:
-        """The row of an exported model's output layer that stands for `<bkspc>`: rows from there on are no tokens."""
+        """The row of an exported model's output layer that stands for `<bkspc>`: it and later rows are not tokens."""
         return getattr(self.base.config, "bkspc_token_id", None)
 
     def unembedding(self) -> Unembedding:
-        """The output layer's rows of tokens, with the model's logit scale and cap, as they are now."""
+        """The output layer's current rows of tokens, with the model's logit scale and cap."""
         layer = self._output_layer()
         weight, bias = layer.weight, getattr(layer, "bias", None)
         if self.folded_row is not None:
@@ -119,7 +119,7 @@ class Scorer(nn.Module):
         if not layer.weight.is_floating_point() or hasattr(layer, "quant_state"):
             raise ValueError(
                 f"`quantization_config` must leave the output layer alone: its rows are read directly. Got a "
-                f"{type(layer).__name__}; name the layer in `llm_int8_skip_modules`, or leave that out."
+                f"{type(layer).__name__}; name the layer in `llm_int8_skip_modules`, or don't set that option."
             )
         return layer
 
@@ -200,7 +200,7 @@ class Scorer(nn.Module):
         """`with policy.for_training():` train mode with fused kernels. Other threads wait until it ends.
 
         `fusions` are by default all that fit the model; finding them takes a moment. Set `autocast` where the forward pass
-        runs under autocast: adapters then get their inputs uncast.
+        runs under autocast: PEFT's input casts are then off.
         """
         return modes.training(
             self, self.base, find_fusions(self.base) if fusions is None else fusions, autocast=autocast

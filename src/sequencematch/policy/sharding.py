@@ -20,8 +20,8 @@ def whole_weights(policy: Module) -> Iterator[None]:
     """Gather a sharded policy's weights in every process, so that each may call layers in an order of its own.
 
     A sharded layer gathers its weights at every call, and all processes must make the same calls in the same order. They do in
-    the policy's forward pass; they don't while each rolls out its own prompts. All processes must enter and leave together. A
-    policy that isn't sharded stays as it is. Not for backward passes.
+    the policy's forward pass; they don't while each rolls out its own prompts. All processes must enter and leave together. Nothing
+    changes for a policy that isn't sharded. Not for backward passes.
     """
     if not is_sharded(policy):
         yield

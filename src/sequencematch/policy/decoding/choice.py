@@ -21,7 +21,7 @@ SAMPLING_BLOCK = 256
 
 @dataclass(frozen=True)
 class Choice:
-    """Greedy or random; and what changes the logits first: `backspace_bias`, `ban_deleted`, `process`, `warp`, in this order."""
+    """Greedy or random choice, after changes to the logits: `backspace_bias`, `ban_deleted`, `process`, `warp`, in this order."""
 
     greedy: bool = False
     process: Process | None = None
@@ -46,7 +46,7 @@ def row_by_row(processor: Callable[[Tensor, Tensor], Tensor]) -> Process:
 
 
 def logit_scale_and_cap(config: Any) -> tuple[float, float | None]:
-    """What a model does to logits behind its output layer: Cohere and Granite scale them, Gemma 2 caps them."""
+    """The scale and the cap of a model's logits after its output layer: Cohere and Granite scale them, Gemma 2 caps them."""
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     return float(scale), getattr(config, "final_logit_softcapping", None)
 
@@ -79,7 +79,7 @@ def choose(logits: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     block = torch.searchsorted(upto, target, right=True).clamp_(max=upto.shape[1] - 1)
     before = torch.where(block > 0, upto.gather(1, (block - 1).clamp_(min=0)), 0)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, SAMPLING_BLOCK)).squeeze(1).to(torch.float64).cumsum(-1)
-    # Rounding may put the number behind the block's last token of positive probability: stay at that token.
+    # Rounding may put the number after the block's last token of positive probability: stay at that token.
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     place = block * SAMPLING_BLOCK + torch.minimum(torch.searchsorted(inside, target - before, right=True), last)
     action = place.squeeze(1).clamp_(max=logits.shape[-1] - 1)  # NaN lands past the end, and is reported later

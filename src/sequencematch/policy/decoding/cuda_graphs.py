@@ -38,7 +38,7 @@ def _attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers. Its mask holds the column of each row's new token; its width is the window, or 1."""
+    """Attention for transformers. The mask holds the column of each row's new token; the mask's width is the window, or 1."""
     from sequencematch.policy.decoding.ragged_attention import ragged_attention
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -50,7 +50,7 @@ def _attention(
 def can_capture(policy: Module, model: Any) -> bool:
     """Whether to try to capture a decoding step of a policy's model, with attention by our kernel.
 
-    False where that is known to fail. A step whose capture fails later runs uncaptured.
+    False where capturing is known to fail. A step whose capture fails later runs uncaptured.
     """
     config, device = model.config, model.get_input_embeddings().weight.device
     is_ours = (
@@ -216,7 +216,7 @@ class DecoderPool:
         return make()
 
     def put_back(self, key: Any, decoder: GraphDecoder) -> None:
-        """Keep a captured decoder for the next call. Those unused for longest are dropped to make room."""
+        """Keep a captured decoder for the next call. Beyond `POOL_BYTES` the least recently used decoders are dropped."""
         if decoder.graph is None:
             return
         decoder.clear()
@@ -228,7 +228,7 @@ class DecoderPool:
 
 
 def addresses(policy: Module) -> Any:
-    """What a captured graph depends on: addresses of weights, active adapters and their scaling."""
+    """A key of everything that a captured graph depends on: addresses of weights, active adapters and their scaling."""
     layers: list[Any] = [layer for layer in policy.modules() if hasattr(layer, "merged_adapters")]
     adapters = [
         (list(x.merged_adapters), x.disable_adapters, list(x.active_adapters), dict(getattr(x, "scaling", {})))

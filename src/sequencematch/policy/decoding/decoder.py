@@ -89,7 +89,7 @@ class Decoder:
     def fill(
         self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
     ) -> None:
-        """Start rows, numbered by the caller, in free slots: one pass over their prompts. `uniform` has a number per action."""
+        """Start rows, numbered by the caller, in free slots: one pass over prompts. `uniform` has a random number per action."""
         with lock_of(self.model):  # another thread's pass may have uncompiled them
             self.compiled = [layer for layer in self.model.modules() if layer._compiled_call_impl is not None]
         longest = max(map(len, prompts))
@@ -99,7 +99,7 @@ class Decoder:
         tokens, slot = tokens.to(self.device), torch.tensor(slots, device=self.device)
         ordinal = torch.arange(longest, device=self.device).expand(len(prompts), -1)
         self.cache.point(slot, ordinal, longest)
-        # Causal attention: padding behind a shorter prompt is not attended to.
+        # Causal attention: padding after a shorter prompt is not attended to.
         hidden = self._forward(tokens, ordinal[:, None, :] <= ordinal[:, :, None], ordinal)
         if not len(self.hidden):
             self.hidden = hidden.new_zeros(len(self.slot), self.depth + 1, hidden.shape[-1])
@@ -151,7 +151,7 @@ class Decoder:
     def act(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Choose and execute an action in each of `slot` that runs and has not pushed; returns both actions."""
         limits, choice = self.limits, self.choice
-        these = slice(None) if slot is self.slot else slot  # of all rows, a view
+        these = slice(None) if slot is self.slot else slot  # a view if all rows are meant
         size, taken = self.size[these], self.taken[these]
         logits = self.head(self.hidden[slot, size - 1])
         value = logits.logsumexp(-1) if choice.changes_logits else None
