@@ -1,4 +1,4 @@
-"""Evaluate the bundled model on 1,000 questions that it was neither trained on nor chosen by."""
+"""Evaluate the bundled model on 1,000 questions that were used neither to train it nor to choose it."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from sequencematch.evaluation import evaluate
 from sequencematch.policy import Policy
 from sequencematch.tasks import Arithmetic, Row
 
-#: The task it was trained on. Its test questions chose the model among five runs.
+#: The task of the bundled model, which was chosen among five runs by its results on the test questions.
 KNOWN = Arithmetic(bases=(2, 9), entropy=(2.0, 6.0), train_size=100_000, test_size=500)
 SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, {"ban_deleted": True})
 

@@ -1,4 +1,4 @@
-"""Encoding: throughput beside Algorithm A as printed, and memory against length.
+"""Encoding: throughput beside Algorithm A as printed in the paper, and memory against length.
 
 Every variant turns the same action sequences into inputs, positions and attention on the CPU.
 """

@@ -1,4 +1,4 @@
-"""The output layer, forward and backward: time and memory over those of dense logits."""
+"""The output layer, forward and backward: time and memory relative to dense logits."""
 
 import statistics
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Cost against length: steps of equal token count in ever longer rows, beside maximum likelihood's."""
+"""Step time against row length, at an equal number of tokens, beside maximum likelihood."""
 
 import statistics
 from collections.abc import Iterator

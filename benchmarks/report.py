@@ -1,4 +1,4 @@
-"""A report: all measurements as JSON, Markdown and a plot, and a terminal table that holds them against the targets.
+"""A report: all measurements as JSON, Markdown and a plot, and a terminal table that compares them with the targets.
 
 python -m benchmarks.report results/bench/cpu        # writes bench.md and bench.png again, from bench.json
 """

@@ -24,9 +24,9 @@ from sequencematch.training.step import accumulate_gradients
 ALPHA, GAMMA = 0.01, 0.998
 WEIGHTS = Weights(CHI2_MIXTURE, ALPHA, GAMMA, bc_weight=0.0)
 MLE, CONTROL, BC, PAPER = "MLE", "MLE (A/A control)", "BC", "the paper's recipe"
-#: MLE with the casts switched off that our trainer switches off.
+#: MLE without the PEFT casts that our trainer switches off.
 NO_CASTS = "MLE without PEFT's input casts"
-#: Tokens that the paper's sampling is timed for; longer generations are extrapolated at that pace, though it gets slower.
+#: Tokens of the paper's sampling that are timed. Longer generations are extrapolated, though sampling slows down.
 PAPER_SAMPLES = 64
 
 

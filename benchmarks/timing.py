@@ -1,4 +1,4 @@
-"""Timing: variants interleaved in one process, medians of paired ratios, peak memory; and what made a number."""
+"""Timing: variants interleaved in one process, medians of paired ratios, peak memory; and the provenance of results."""
 
 import ctypes
 import importlib.metadata
@@ -74,7 +74,7 @@ def interleaved_seconds(
 ) -> Seconds:
     """Seconds per call of each variant in each round; every round runs all variants, in a random order.
 
-    A variant finds the caches and the memory that the one before it left. Therefore the order changes, and each variant is
+    A variant runs with the caches and the memory that the variant before it left. Therefore the order changes, and each variant is
     called repeatedly, for at least `at_least_s` a round.
     """
     orders = random.Random(0)
@@ -106,7 +106,7 @@ def measured(suite: str, name: str, values: list[float], **fields: Any) -> Measu
 
 
 def peak_bytes(call: Call, device: str = "cpu") -> int:
-    """Peak of torch's allocator during the call, less what it held before."""
+    """Peak bytes of torch's allocator during the call, minus the bytes it held before."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
