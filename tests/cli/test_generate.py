@@ -299,7 +299,7 @@ def test_a_prompt_is_needed_and_comes_from_one_place(folder: Path, tmp_path: Pat
         ("empty.txt", b"", "which is empty"),
         ("blank.jsonl", b"\n \n", "which is empty"),
         ("latin.txt", b"caf\xe9\n", "in UTF-8"),
-        ("broken.jsonl", b'{"prompt": "cat"}\n\n{"prompt": \n', "line 3 is not JSON: Expecting value (column 12)"),
+        ("broken.jsonl", b'{"prompt": "cat"}\n\n{"prompt": \n', "line 3, column 12: Expecting value"),
         ("list.jsonl", b'["cat"]\n', "line 1 holds something else"),
         ("other.jsonl", b'{"prompt": "cat"}\n{"text": "cat"}\n', "line 2 holds something else"),
         ("number.jsonl", b'{"prompt": 3}\n', "line 1 holds something else"),

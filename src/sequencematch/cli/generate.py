@@ -8,6 +8,7 @@ import typer
 
 from sequencematch.cli.models import Device, Dtype, Model, TrustRemoteCode, load
 from sequencematch.cli.sampling import FLAGS, sampling_flags
+from sequencematch.data.rows import read_prompts
 from sequencematch.policy.sampling import Sampling
 
 
@@ -27,7 +28,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line.")] = False,
     **sampling: Any,
 ) -> None:
-    """Write on from prompts, with deletions in sight."""
+    """Continue prompts, and show the deletions."""
     prompts = _read_prompts(prompt, prompts_file)
     if batch_size < 1:
         raise ValueError(f"`--batch-size` must be at least 1. Got {batch_size}.")
@@ -47,32 +48,7 @@ def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
         return prompts
     if file is None:
         raise ValueError("A prompt must be given, with `--prompt` or `--prompts-file`. Got none.")
-    expected = "`--prompts-file` must be a text file with one prompt per line, or .jsonl"
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"{expected}. Got {file}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{expected}, in UTF-8. Got {file}: {error}.") from error
-    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ValueError(f"{expected}. Got {file}, which is empty.")
-    if file.suffix == ".jsonl":
-        return [_prompt_field(line, f"{file}, line {number}") for number, line in found]
-    return [line for _, line in found]
-
-
-def _prompt_field(line: str, where: str) -> str:
-    expected = (
-        '`--prompts-file` must hold one JSON object per line with a "prompt" that is text, like {"prompt": "2 + 2 ="}'
-    )
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{expected}. {where} is not JSON: {error.msg} (column {error.colno}).") from error
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise ValueError(f"{expected}. {where} holds something else.")
-    return str(record["prompt"])
+    return read_prompts("--prompts-file", file)
 
 
 def _show(policy: Any, prompts: list[str], sampling: Sampling, batch_size: int, *, as_json: bool) -> None:

@@ -6,9 +6,9 @@ from sequencematch.lazy import lazy
 
 if TYPE_CHECKING:
     from sequencematch.policy.contrastive import contrastive_search
+    from sequencematch.policy.decoding.custom_generate import backtrack
     from sequencematch.policy.generation import Generation
     from sequencematch.policy.policy import Policy
-    from sequencematch.policy.decoding.custom_generate import backtrack
     from sequencematch.policy.sampling import Sampling, SamplingOptions
 
 __all__ = ["Generation", "Policy", "Sampling", "SamplingOptions", "backtrack", "contrastive_search"]

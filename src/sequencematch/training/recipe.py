@@ -18,7 +18,8 @@ from sequencematch.extras import require
 from sequencematch.policy import storage
 from sequencematch.training import checkpoints
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
-from sequencematch.training.trainer import SequenceMatchTrainer, reader
+from sequencematch.training.inputs import reader
+from sequencematch.training.trainer import SequenceMatchTrainer
 
 #: What weights may be kept in; `auto` is what they were saved in.
 DTYPES = ("float32", "bfloat16", "float16", "auto")

@@ -1,7 +1,6 @@
 """Algorithm 1: `SequenceMatchTrainer`, a `transformers.Trainer` with the surface of TRL's."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,11 +17,10 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.noise import model_noise
-from sequencematch.data.examples import Example, ExampleStream, Reader, as_examples
+from sequencematch.data.examples import Example, ExampleStream, as_examples
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
-from sequencematch.policy.scoring import eos_token
 from sequencematch.policy.sharding import is_sharded
 from sequencematch.policy.threads import limit_threads
 from sequencematch.training import checkpoints
@@ -30,6 +28,7 @@ from sequencematch.training.callbacks import NonFiniteError, ProgressLines, Stop
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
+from sequencematch.training.inputs import as_policy, eos_of, name_of, only_completions, reader, tokenizer_of
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
@@ -70,15 +69,15 @@ class SequenceMatchTrainer(Trainer):
             )
         if args.push_to_hub and args.hub_strategy != "end":
             raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")
-        self.identity = {"model": _name_of(model), **args.own_values()}
+        self.identity = {"model": name_of(model), **args.own_values()}
         checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
-        tokenizer = processing_class or _tokenizer_of(model, args)
-        read = reader(args, tokenizer, _eos_of(model, tokenizer))
+        tokenizer = processing_class or tokenizer_of(model, args)
+        read = reader(args, tokenizer, eos_of(model, tokenizer))
         if train_dataset is None:
             raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
         examples = as_examples(train_dataset, read, "train_dataset")
         first = next(iter(examples))
-        if not _only_completions(args, first):
+        if not only_completions(args, first):
             read = examples.read = replace(read, scores_prompt=True)
             if not first.is_text:
                 as_examples(train_dataset, read, "train_dataset")  # once more: its prompts are learnt, too
@@ -87,7 +86,7 @@ class SequenceMatchTrainer(Trainer):
         elif eval_dataset is not None:
             eval_dataset = as_examples(eval_dataset, read, "eval_dataset")
         set_seed(args.seed)  # a new adapter and the offset head are drawn at random
-        policy = _as_policy(model, tokenizer, peft_config, args)
+        policy = as_policy(model, tokenizer, peft_config, args)
         if args.max_length > policy.max_positions:
             raise ValueError(
                 f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
@@ -313,7 +312,7 @@ class SequenceMatchTrainer(Trainer):
         if not self.args.should_save:
             return
         storage.save_beside(self.model.model, self.processing_class, self.model.backspace, folder, weights)
-        card = model_card(self.args, _name_of(self.model), self.state.global_step)
+        card = model_card(self.args, name_of(self.model), self.state.global_step)
         (folder / "README.md").write_text(card)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
@@ -360,58 +359,3 @@ class SequenceMatchTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-
-def _only_completions(args: SequenceMatchConfig, first: Example) -> bool:
-    if args.completion_only_loss and first.is_text:
-        raise ValueError("`completion_only_loss` needs examples with prompts. Got plain text; leave it out.")
-    return not first.is_text if args.completion_only_loss is None else args.completion_only_loss
-
-
-def reader(args: SequenceMatchConfig, tokenizer: Any, eos: int | None) -> Reader:
-    """How a run with these settings reads rows, prompts not being scored."""
-    needs_noise = args.noise_source == "tokens" and bool(args.noise_rate)
-    return Reader(tokenizer, eos, args.max_length, args.truncation, needs_noise)
-
-
-def _as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:
-    options = dict(args.model_init_kwargs or {})
-    if isinstance(model, str | os.PathLike):
-        options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
-        if options.get("quantization_config") is not None:
-            options.setdefault("device", args.device)  # 4-bit weights are made where they stay
-        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config, **options)
-    if options:
-        raise ValueError(
-            "`model_init_kwargs` would be ignored: the model is loaded already. Pass its name, or leave them out."
-        )
-    if not isinstance(model, Policy):
-        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config)
-    if peft_config is not None:
-        from peft import get_peft_model
-
-        return Policy(get_peft_model(model.model, peft_config), tokenizer, model.backspace)
-    model.tokenizer = tokenizer
-    return model
-
-
-def _tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
-    """A policy's tokenizer, or the one that belongs to a name; None where there is none."""
-    if isinstance(model, Policy):
-        return model.tokenizer
-    if not isinstance(model, str | os.PathLike):
-        return None
-    wanted = ("trust_remote_code", "gguf_file", "revision")
-    return storage.load_tokenizer(str(model), {k: v for k, v in (args.model_init_kwargs or {}).items() if k in wanted})
-
-
-def _eos_of(model: Any, tokenizer: Any) -> int | None:
-    if isinstance(model, Policy):
-        return model.space.eos
-    return eos_token(model, tokenizer) if tokenizer is None else tokenizer.eos_token_id
-
-
-def _name_of(model: Any) -> str:
-    if isinstance(model, str | os.PathLike):
-        return str(model)
-    return str(getattr(model.base if isinstance(model, Policy) else model, "name_or_path", ""))

@@ -1,0 +1,70 @@
+"""A run's model, tokenizer and rows as a caller may give them → policy, `<eos>`, reader."""
+
+import os
+from typing import Any
+
+import torch
+
+from sequencematch.data.examples import Example, Reader
+from sequencematch.policy import Policy, storage
+from sequencematch.policy.scoring import eos_token
+from sequencematch.training.config import SequenceMatchConfig
+
+
+def only_completions(args: SequenceMatchConfig, first: Example) -> bool:
+    """Whether prompts are left out of the loss: by default where rows have prompts   (App. E)."""
+    if args.completion_only_loss and first.is_text:
+        raise ValueError("`completion_only_loss` needs examples with prompts. Got plain text; leave it out.")
+    return not first.is_text if args.completion_only_loss is None else args.completion_only_loss
+
+
+def reader(args: SequenceMatchConfig, tokenizer: Any, eos: int | None) -> Reader:
+    """The reader of a run's rows, with prompts left out of the loss."""
+    needs_noise = args.noise_source == "tokens" and bool(args.noise_rate)
+    return Reader(tokenizer, eos, args.max_length, args.truncation, needs_noise)
+
+
+def as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:
+    """A policy from a name, a folder, a Hugging Face or PEFT model, or a policy, with a new adapter if one is asked for."""
+    options = dict(args.model_init_kwargs or {})
+    if isinstance(model, str | os.PathLike):
+        options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
+        if options.get("quantization_config") is not None:
+            options.setdefault("device", args.device)  # 4-bit weights are made where they stay
+        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config, **options)
+    if options:
+        raise ValueError(
+            "`model_init_kwargs` would be ignored: the model is loaded already. Pass its name, or leave them out."
+        )
+    if not isinstance(model, Policy):
+        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        return Policy(get_peft_model(model.model, peft_config), tokenizer, model.backspace)
+    model.tokenizer = tokenizer
+    return model
+
+
+def tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
+    """The tokenizer of a policy or of a named model, or None."""
+    if isinstance(model, Policy):
+        return model.tokenizer
+    if not isinstance(model, str | os.PathLike):
+        return None
+    wanted = ("trust_remote_code", "gguf_file", "revision")
+    return storage.load_tokenizer(str(model), {k: v for k, v in (args.model_init_kwargs or {}).items() if k in wanted})
+
+
+def eos_of(model: Any, tokenizer: Any) -> int | None:
+    """The id of `<eos>` before a policy is made."""
+    if isinstance(model, Policy):
+        return model.space.eos
+    return eos_token(model, tokenizer) if tokenizer is None else tokenizer.eos_token_id
+
+
+def name_of(model: Any) -> str:
+    """The name or folder that a model was loaded from, or an empty text."""
+    if isinstance(model, str | os.PathLike):
+        return str(model)
+    return str(getattr(model.base if isinstance(model, Policy) else model, "name_or_path", ""))
