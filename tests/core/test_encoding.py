@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -28,6 +29,11 @@ def strings(max_length: int) -> Iterator[tuple[int, ...]]:
     """Every string over {a, b, <bkspc>} of at most `max_length` characters."""
     for length in range(max_length + 1):
         yield from itertools.product((1, 2, BK), repeat=length)
+
+
+@cache
+def every_short_rollout(prompt: tuple[int, ...], floor: int) -> list[Trajectory]:
+    return [Trajectory.rollout(SPACE, prompt, (*string, EOS), floor) for string in strings(8)]
 
 
 def check_every_visit_sees_its_state(encoding: Encoding, trajectories: list[Trajectory]) -> None:
@@ -85,22 +91,28 @@ def test_encoding_equals_a_stack_machine_on_every_short_string(
     layout: Layout, prompt: tuple[int, ...], floor: int
 ) -> None:
     """3^0 + … + 3^8 = 9,841 strings; from <bos>, into the prompt, at the prompt's end, and under a floor not yet reached."""
-    trajectories = [Trajectory.rollout(SPACE, prompt, (*string, EOS), floor) for string in strings(8)]
+    trajectories = every_short_rollout(prompt, floor)
     assert len(trajectories) == 9841
     encoding = encode(trajectories, layout=layout)
-    masks, nodes = encoding.attend(), encoding.tokens.shape[1]
-    for row, trajectory in enumerate(trajectories):
+    nodes = encoding.tokens.shape[1]
+    seen = encoding.attend().flatten(1)
+    attended = seen.nonzero()[:, 1].split(seen.sum(1).tolist())  # of each row: i · nodes + j for every j that an i sees
+    visits = encoding.visit - nodes * torch.arange(len(trajectories))[:, None]
+    found = zip(
+        *(part.tolist() for part in (encoding.tokens, encoding.position_ids, visits, encoding.chosen)), strict=True
+    )
+    for trajectory, row_attended, row in zip(trajectories, attended, found, strict=True):
+        tokens, position_ids, visit, chosen = row
         oracle = replay(trajectory.initial, trajectory.executed, BK, floor, layout)
-        count, padding = len(oracle.tokens), nodes - len(oracle.tokens)
-        assert encoding.tokens[row, :count].tolist() == oracle.tokens
-        assert encoding.position_ids[row, :count].tolist() == oracle.position_ids
-        attended = oracle.attended + [[j] for j in range(count, nodes)]
-        expected = torch.zeros(nodes, nodes, dtype=torch.bool)
-        expected[[i for i, js in enumerate(attended) for _ in js], [j for js in attended for j in js]] = True
-        assert torch.equal(masks[row], expected), (trajectory.render(), padding)
-        steps = len(trajectory)
-        assert (encoding.visit[row, : steps + 1] - row * nodes).tolist() == oracle.visit
-        assert encoding.chosen[row, :steps].tolist() == list(trajectory.chosen)
+        count, steps = len(oracle.tokens), len(trajectory)
+        assert tokens[:count] == oracle.tokens
+        assert position_ids[:count] == oracle.position_ids
+        expected = oracle.attended + [[j] for j in range(count, nodes)]
+        assert row_attended.tolist() == [i * nodes + j for i, js in enumerate(expected) for j in js], (
+            trajectory.render()
+        )
+        assert visit[: steps + 1] == oracle.visit
+        assert chosen[:steps] == list(trajectory.chosen)
 
 
 def test_the_printed_pseudocode_has_the_papers_inputs_and_masks_but_positions_one_too_large() -> None:
@@ -127,7 +139,7 @@ def test_long_ragged_batches_see_their_states(layout: Layout, batch: list[Trajec
 def test_packed_rows_see_their_states_and_nothing_else(
     layout: Layout, batch: list[Trajectory], slack: int, share: bool
 ) -> None:
-    longest = max(encode([trajectory], layout=layout).tokens.shape[1] for trajectory in batch)
+    longest = max(t.num_nodes if layout == "tree" else len(t.initial + t.executed) for t in batch)
     encoding = encode(batch, layout=layout, row_length=longest + slack, share_prompts=share)
     assert encoding.tokens.shape[1] == longest + slack
     check_every_visit_sees_its_state(encoding, batch)

@@ -1,12 +1,12 @@
 """Short runs with eight examples a step, to be compared: in this process, or launched as a module in several.
 
-torchrun --nproc-per-node 2 -m tests.training.distributed_run fsdp FOLDER
+accelerate launch --multi_gpu --num_processes 2 -m tests.training.distributed_run FOLDER
 """
 
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,9 @@ WORDS: tuple[str, ...] = (
     *("a", "sunflower", "stream", "moon", "cat", "sun", "river", "grass"),
     *("straw", "mountain", "cloud", "be", "apple", "streetcar", "dog", "house"),
 )
-STEPS, TIMEOUT_S = 3, 60
+STEPS = 3
+#: How models are spread over processes: replicated, or sharded by FSDP2.
+HOW = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,6 @@ def run(
         "replay_reuse": 2.0,
         "alpha": 0.1,
         "gamma": 0.9,
-        "ddp_timeout": TIMEOUT_S,
         **CASES[case].settings,
         **changes,
     }
@@ -172,12 +173,9 @@ def refusal_to_roll_out() -> str:
     return ""
 
 
-def main(how: str, folder: Path) -> None:
-    """All cases one after another in each process that was launched; the first writes the results down."""
-    torch.set_num_threads(1)
+def run_all(how: str, folder: Path) -> dict[str, Any]:
+    """All cases one after another, and what a sharded policy refuses."""
     sharded = how == "fsdp"
-    if sharded:
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     results: dict[str, Result] = {}
     for case, layout in RUNS:
         name = run_name(case, layout)
@@ -189,12 +187,18 @@ def main(how: str, folder: Path) -> None:
         folder / "factor", "bc", (4, 1), sharded=sharded, trainer_class=WithoutFactor, max_steps=1
     )
     refusal = refusal_to_roll_out() if sharded else ""
+    return {"results": {name: asdict(result) for name, result in results.items()}, "refusal": refusal}
+
+
+def main(folder: Path) -> None:
+    """Every case, spread in every way, in each process that was launched; the first writes the results down."""
+    gc.freeze()  # every run collects garbage: not among what was imported
+    found = {how: run_all(how, folder / how) for how in HOW}
     if torch.distributed.get_rank() == 0:
-        found = {"results": {name: asdict(result) for name, result in results.items()}, "refusal": refusal}
         torch.save(found, folder / "found.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

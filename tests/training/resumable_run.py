@@ -1,14 +1,17 @@
-"""A short run in which everything random takes part, recorded step by step; it can stop inside a checkpoint to be killed."""
+"""A short run in which everything random takes part, recorded step by step; it can be killed anywhere."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
 import shutil
-import time
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
@@ -49,6 +52,19 @@ SETTINGS: Mapping[str, Any] = {
     "eval_strategy": "steps",
     "eval_steps": 10,
 }
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A point of a run, counted in the run's own events and not in time, so that it is the same one each time.
+
+    It lies inside a stage of writing the step's checkpoint or, without a stage, that many calls after the step; step 0 is the
+    start of training.
+    """
+
+    step: int
+    stage: str | None = None
+    calls: int = 0
 
 
 def run_folder(folder: Path) -> Path:
@@ -103,6 +119,28 @@ class Recorder(TrainerCallback):
             file.write(json.dumps(record) + "\n")
 
 
+class Killer(TrainerCallback):
+    """Kills its process so many calls, of Python or C functions, after a step."""
+
+    def __init__(self, when: Kill) -> None:
+        """The kill's step and calls."""
+        self.when, self.left = when, when.calls
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Step 0, unless the run is resumed."""
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Begin to count."""
+        if state.global_step == self.when.step:
+            sys.setprofile(self._count)
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:  # noqa: ARG002
+        self.left -= 1
+        if self.left < 0:
+            _die()
+
+
 def trainer(
     folder: Path, record: Path, dataset: Any = None, peft_config: Any = None, **changes: Any
 ) -> tuple[RecordedTrainer, list[dict[str, Any]]]:
@@ -133,36 +171,39 @@ def outcome(trained: SequenceMatchTrainer, records: Sequence[Mapping[str, Any]])
     }
 
 
-def run(folder: Path, record: Path, *, resume: bool = False, stop: tuple[str, int] | None = None) -> None:
-    """Train to the end, on one thread, and leave the outcome in the folder; `stop` names a stage of `STAGES` and a step."""
+def run(folder: Path, record: Path, *, resume: bool = False, kill: Kill | None = None) -> None:
+    """Train to the end, on one thread, and leave the outcome in the folder; or die before, at a point."""
     torch.set_num_threads(1)
+    gc.freeze()  # every run collects garbage: not among what was imported
     with record.with_suffix(".txt").open("w") as text, contextlib.redirect_stderr(text):
         made, records = trainer(folder, record)
-        if stop is not None:
-            STAGES[stop[0]](stop[1], lambda: _wait_to_be_killed(folder))
+        if kill is not None and kill.stage is not None:
+            STAGES[kill.stage](kill.step)
+        elif kill is not None:
+            made.add_callback(Killer(kill))
         try:
             made.train(resume_from_checkpoint=resume)
         except ValueError as error:
             if "needs a whole checkpoint" not in str(error):
                 raise
             made.train()  # killed before there was one
-        if stop is not None and stop[0] == "end":
-            _wait_to_be_killed(folder)
+        if kill is not None and kill.stage == "end":
+            _die()
         torch.save(outcome(made, records), folder / "outcome.pt")
 
 
-def _inside_the_weights(step: int, wait: Callable[[], None]) -> None:
+def _inside_the_weights(step: int) -> None:
     """The model's weights are there, those of the row are not."""
 
-    def wait_to_save(tensors: dict[str, Tensor], path: Path, **options: Any) -> None:
+    def die_or_save(tensors: dict[str, Tensor], path: Path, **options: Any) -> None:
         if _partial(step) in path.parts:
-            wait()
+            _die()
         save_file(tensors, path, **options)
 
-    patch.object(storage, "save_file", wait_to_save).start()
+    patch.object(storage, "save_file", die_or_save).start()
 
 
-def _inside_the_optimizer(step: int, wait: Callable[[], None]) -> None:
+def _inside_the_optimizer(step: int) -> None:
     """Half of its file is written."""
     save = torch.save
 
@@ -170,38 +211,37 @@ def _inside_the_optimizer(step: int, wait: Callable[[], None]) -> None:
         save(state, path, *arguments, **options)
         if Path(path).parts[-2:] == (_partial(step), "optimizer.pt"):
             os.truncate(path, os.path.getsize(path) // 2)
-            wait()
+            _die()
 
     patch.object(torch, "save", save_half).start()
 
 
-def _inside_the_manifest(step: int, wait: Callable[[], None]) -> None:
+def _inside_the_manifest(step: int) -> None:
     """Half of it is written."""
     write = Path.write_text
 
     def write_half(path: Path, text: str, *arguments: Any) -> int:
         if path.parts[-2:] != (_partial(step), checkpoints.MANIFEST):
             return write(path, text, *arguments)
-        written = write(path, text[: len(text) // 2])
-        wait()
-        return written
+        write(path, text[: len(text) // 2])
+        return _die()
 
     patch.object(Path, "write_text", write_half).start()
 
 
-def _before_the_name(step: int, wait: Callable[[], None]) -> None:
+def _before_the_name(step: int) -> None:
     """All is written, and still called partial."""
     rename = Path.rename
 
-    def wait_to_rename(path: Path, target: Path) -> Path:
+    def die_or_rename(path: Path, target: Path) -> Path:
         if path.name == _partial(step):
-            wait()
+            _die()
         return rename(path, target)
 
-    patch.object(Path, "rename", wait_to_rename).start()
+    patch.object(Path, "rename", die_or_rename).start()
 
 
-def _inside_the_removal(step: int, wait: Callable[[], None]) -> None:
+def _inside_the_removal(step: int) -> None:
     """Half the files of that checkpoint are gone: it makes room for a later one."""
     remove = shutil.rmtree
 
@@ -210,19 +250,19 @@ def _inside_the_removal(step: int, wait: Callable[[], None]) -> None:
             return remove(path, *arguments, **options)
         for file in sorted(Path(path).iterdir())[::2]:
             file.unlink()
-        return wait()
+        _die()
 
     patch.object(shutil, "rmtree", remove_half).start()
 
 
-#: Where a run can be told to stop and wait for its end, as functions of the checkpoint's step.
-STAGES: Mapping[str, Callable[[int, Callable[[], None]], None]] = {
+#: Where a run can be killed, as functions of the checkpoint's step.
+STAGES: Mapping[str, Callable[[int], None]] = {
     "weights": _inside_the_weights,
     "optimizer": _inside_the_optimizer,
     "manifest": _inside_the_manifest,
     "name": _before_the_name,
     "removal": _inside_the_removal,
-    "end": lambda step, wait: None,  # noqa: ARG005  (after the last checkpoint)
+    "end": lambda step: None,  # noqa: ARG005  (after the last checkpoint)
 }
 
 
@@ -230,10 +270,9 @@ def _partial(step: int) -> str:
     return checkpoints.partial(Path(f"checkpoint-{step}")).name
 
 
-def _wait_to_be_killed(folder: Path) -> None:
-    (folder / "stopped").touch()
-    time.sleep(300)
-    raise SystemExit("Nobody came.")
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit("Still alive.")
 
 
 def _numbers(trajectory: Trajectory) -> tuple[Any, ...]:

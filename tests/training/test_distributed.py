@@ -1,14 +1,13 @@
 """However a step's examples are spread over batches and processes, the loss and the update are the same.
 
-Two processes run on the CPU over gloo: replicated by DDP, as `accelerate launch` does it, and sharded by FSDP2. (`accelerate
-launch` with an FSDP configuration silently runs DDP on a CPU.)
+Two processes, started by `accelerate launch`, run on the CPU over gloo: replicated by DDP, and sharded by FSDP2. (Given an FSDP
+configuration, `accelerate launch` silently runs DDP on a CPU.)
 """
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,21 +18,19 @@ import torch
 
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer
-from tests.training.distributed_run import CASES, MAIN, RUNS, STEPS, WORDS, Result, policy, run, run_name
+from tests.training.distributed_run import CASES, HOW, MAIN, RUNS, STEPS, WORDS, Result, policy, run, run_name
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 240
 #: How far two runs may be apart, in units of their dtype's rounding: a step's loss is a sum of about a hundred terms in
 #: another order, and weights are of order one, rounded at every step. Seen were at most 3 and 2.
 LOSS_EPS, WEIGHT_EPS = 8, 8
 #: Gradients after the first step are taken at weights that differ in their last digit already. Seen were at most 26.
 NORM_EPS = 128
-LAUNCHERS = {
-    # With --cpu accelerate leaves it to MPI to start processes, and so starts one; --multi_gpu is torchrun.
-    "ddp": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 "
-    "--mixed_precision no --dynamo_backend no",
-    "fsdp": "torch.distributed.run --standalone --nproc-per-node 2",
-}
+# With --cpu accelerate leaves it to MPI to start processes, and so starts one; --multi_gpu is torchrun.
+LAUNCHER = (
+    "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 --mixed_precision no "
+    "--dynamo_backend no"
+)
 
 Reference = Callable[..., Result]
 
@@ -59,30 +56,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return remembered
 
 
-@pytest.fixture(scope="module", params=LAUNCHERS)
-def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """All cases in two processes."""
-    folder = tmp_path_factory.mktemp(request.param)
-    command = [sys.executable, "-m", *LAUNCHERS[request.param].split(), "-m", "tests.training.distributed_run"]
-    own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hf")}
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
+    """All cases in two processes, started once; a process that waits for the other gives up after half an hour."""
+    folder = tmp_path_factory.mktemp("launched")
+    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hf")}
+    command = [sys.executable, "-m", *LAUNCHER.split(), "-m", "tests.training.distributed_run", str(folder)]
     with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            [*command, request.param, str(folder)],
-            cwd=ROOT,
-            env=os.environ | own,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # the launcher ends those it started
-            status = process.wait(60)
-    assert status == 0, (folder / "log.txt").read_text()[-10_000:]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, check=False)
+    assert done.returncode == 0, (folder / "log.txt").read_text()[-10_000:]
     found = torch.load(folder / "found.pt", weights_only=True)
-    results = {name: Result(**values) for name, values in found["results"].items()}
-    return Launched(request.param, folder, results, found["refusal"])
+    results = {how: {name: Result(**values) for name, values in found[how]["results"].items()} for how in HOW}
+    return {how: Launched(how, folder / how, results[how], found[how]["refusal"]) for how in HOW}
+
+
+@pytest.fixture(scope="module", params=HOW)
+def launched(request: pytest.FixtureRequest, both: Mapping[str, Launched]) -> Launched:
+    return both[request.param]
 
 
 def check_same(result: Result, expected: Result) -> None:

@@ -5,10 +5,9 @@ import random
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,25 @@ from sequencematch.training import checkpoints
 from sequencematch.training.replay import ReplayBuffer
 from sequencematch.training.signals import Signals
 from tests.training import resumable_run
-from tests.training.resumable_run import ROWS, STEPS, run_folder
+from tests.training.resumable_run import ROWS, STEPS, Kill, run_folder
 
 SEED = 7
+#: About as many calls as a step has.
+CALLS = 60_000
 #: Of the clock, or of one call of `train` and not of the run, as transformers has it.
 NOT_OF_THE_RUN = ("step_seconds", "rollouts/seconds", "_runtime", "_per_second", "train_loss")
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A moment: inside a stage of the writing of a step's checkpoint, or so long after a step."""
-
-    step: int
-    stage: str | None = None
-    delay_s: float = 0.0
-
-
 def random_kills(seed: int, count: int) -> list[Kill]:
-    """One in each part of the run, but for its last steps, which may be over by the time they are seen."""
-    generator, part = random.Random(seed), (STEPS - 8) // count
-    return [Kill(n * part + generator.randrange(part), delay_s=generator.uniform(0, 0.05)) for n in range(count)]
+    """One in each part of the run, anywhere in a step."""
+    generator, part = random.Random(seed), STEPS // count
+    return [Kill(n * part + generator.randrange(part), calls=generator.randrange(CALLS)) for n in range(count)]
 
 
 #: Name → kills, one after the other, the run resumed in between.
 CASES: dict[str, list[Kill]] = {
-    **{f"random_{n}": [kill] for n, kill in enumerate(random_kills(SEED, 10))},
-    "again_and_again": [Kill(5), Kill(16, delay_s=0.01), Kill(21, "optimizer"), Kill(30)],
+    **{f"random_{n}": [kill] for n, kill in enumerate(random_kills(SEED, 6))},
+    "again_and_again": [Kill(5), Kill(16, calls=9_000), Kill(21, "optimizer"), Kill(30)],
     "writing_the_first_optimizer": [Kill(7, "optimizer")],
     "naming_the_first": [Kill(7, "name")],
     "writing_weights": [Kill(14, "weights")],
@@ -93,45 +85,20 @@ def names(folder: Path) -> tuple[list[str], list[str]]:
     return sorted(path.name for path in run.glob("checkpoint-*")), sorted(p.name for p in run.glob(".checkpoint-*"))
 
 
-def start(context: Any, folder: Path, record: Path, **options: Any) -> Any:
-    process = context.Process(target=resumable_run.run, args=(folder, record), kwargs=options)
+def separate(folder: Path, record: Path, **options: Any) -> int:
+    """Run in a process of its own. Its exit code."""
+    process = multiprocessing.get_context("forkserver").Process(
+        target=resumable_run.run, args=(folder, record), kwargs=options
+    )
     process.start()
-    return process
-
-
-def finish(process: Any, folder: Path, record: Path) -> dict[str, Any]:
-    """Wait for a run's end, and read what it left."""
     process.join()
-    assert process.exitcode == 0, record.with_suffix(".txt").read_text()
-    return torch.load(folder / "outcome.pt", weights_only=False)
+    assert process.exitcode in (0, -signal.SIGKILL), record.with_suffix(".txt").read_text()
+    return process.exitcode
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
     """The steps of a process, as far as it has come."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def kill(process: Any, folder: Path, record: Path, when: Kill) -> int:
-    """SIGKILL at that moment. The last step that the process had done."""
-
-    def step() -> int:
-        return max((line["step"] for line in recorded(record)), default=0)
-
-    def is_time() -> bool:
-        if when.stage is not None:
-            return (folder / "stopped").exists()
-        return (run_folder(folder) / checkpoints.RUN).exists() and step() >= when.step
-
-    while not is_time():
-        assert process.is_alive(), record.with_suffix(".txt").read_text()
-        time.sleep(0.002)
-    time.sleep(when.delay_s)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, f"the run ended before it was killed: {when}"
-    (folder / "stopped").unlink(missing_ok=True)
-    return step()
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @dataclass(frozen=True)
@@ -149,51 +116,43 @@ class Life:
 
 def live(folder: Path, kills: list[Kill]) -> Life:
     """Start, be killed, go on, …, end; every process is a new one."""
-    context = multiprocessing.get_context("forkserver")
     story, killed = [], folder.with_name(f"{folder.name}-killed")
     for number, when in enumerate(kills):
         record = folder / f"steps-{number}.jsonl"
-        stop = None if when.stage is None else (when.stage, when.step)
-        process = start(context, folder, record, resume=number > 0, stop=stop)
-        step = kill(process, folder, record, when)
-        found = names(folder)
-        story.append(f"{when}: killed after step {step}; checkpoints {found[0]}, being written {found[1]}")
+        assert separate(folder, record, resume=number > 0, kill=when) == -signal.SIGKILL, f"not killed: {when}"
+        found, last = names(folder), max((line["step"] for line in recorded(record)), default=0)
+        story.append(f"{when}: killed after step {last}; checkpoints {found[0]}, being written {found[1]}")
     shutil.copytree(folder, killed)
-    last = folder / "steps-last.jsonl"
-    outcome = finish(start(context, folder, last, resume=True), folder, last)
+    assert separate(folder, folder / "steps-last.jsonl", resume=True) == 0
+    outcome = torch.load(folder / "outcome.pt", weights_only=False)
     records = [line for path in folder.glob("*.jsonl") for line in recorded(path)]
     return Life(folder, story, found, killed, STEPS - len(outcome["steps"]), outcome, records)
 
 
+Lives = Callable[[str], Life]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """The run that is never interrupted, in an interpreter of its own, and all that are killed; two at a time."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ["reference", *CASES]}
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    """Runs that are killed, by name, each lived once."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.training.resumable_run"])
+    return cache(lambda name: live(tmp_path_factory.mktemp(name), CASES[name]))
 
-    def reference() -> dict[str, Any]:
-        folder = folders["reference"]
-        record = folder / "steps.jsonl"
-        return finish(start(multiprocessing.get_context("spawn"), folder, record), folder, record)
 
-    pool = ThreadPoolExecutor(2)
-    yield {
-        "reference": pool.submit(reference),
-        **{name: pool.submit(live, folders[name], kills) for name, kills in CASES.items()},
-    }
-    pool.shutdown(cancel_futures=True)
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run that is never interrupted, in another interpreter than those that are killed."""
+    folder = tmp_path_factory.mktemp("reference")
+    trainer, records = resumable_run.trainer(folder, folder / "steps.jsonl")
+    trainer.train()
+    return resumable_run.outcome(trainer, records)
 
 
 @pytest.fixture
-def reference(runs: dict[str, Future[Any]]) -> dict[str, Any]:
-    return runs["reference"].result()
-
-
-@pytest.fixture
-def interrupted(runs: dict[str, Future[Any]], tmp_path: Path) -> Path:
+def interrupted(lives: Lives, tmp_path: Path) -> Path:
     """A folder of a killed run, with the checkpoints 21 and 28."""
     folder = tmp_path / "interrupted"
-    shutil.copytree(runs["writing_the_optimizer_inside_an_epoch"].result().killed, folder)
+    shutil.copytree(lives("writing_the_optimizer_inside_an_epoch").killed, folder)
     assert names(folder)[0] == ["checkpoint-21", "checkpoint-28"]
     return folder
 
@@ -218,9 +177,9 @@ def test_the_run_has_both_phases_and_dropout_and_fills_its_buffer(reference: dic
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_killed_and_resumed_equals_one_that_is_not(
-    name: str, runs: dict[str, Future[Any]], reference: dict[str, Any]
+    name: str, lives: Lives, reference: dict[str, Any]
 ) -> None:
-    life: Life = runs[name].result()
+    life = lives(name)
     print(f"seed {SEED}", *life.story, f"resumed after step {life.resumed_after}", sep="\n")
     assert_same(life.outcome, reference, after=life.resumed_after)
     for record in life.records:
@@ -240,18 +199,18 @@ def test_a_run_that_is_killed_and_resumed_equals_one_that_is_not(
     ],
 )
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_ones_before_it(
-    name: str, found: tuple[list[str], list[str]], resumed_after: int, runs: dict[str, Future[Any]]
+    name: str, found: tuple[list[str], list[str]], resumed_after: int, lives: Lives
 ) -> None:
-    life: Life = runs[name].result()
+    life = lives(name)
     assert life.found == found
     assert life.resumed_after == resumed_after
     assert names(life.folder) == (["checkpoint-35", "checkpoint-38"], [])
 
 
 def test_a_run_that_was_finished_is_not_trained_further_when_resumed(
-    runs: dict[str, Future[Any]], reference: dict[str, Any], tmp_path: Path
+    lives: Lives, reference: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(runs["after_the_last_checkpoint"].result().killed, tmp_path / "finished")
+    folder = shutil.copytree(lives("after_the_last_checkpoint").killed, tmp_path / "finished")
     assert_same(resumed(folder), reference, after=STEPS)
     assert names(folder)[0] == ["checkpoint-35", "checkpoint-38"]
 

@@ -250,14 +250,15 @@ def _group(
 
     Without a limit each is a group of its own.
     """
+    if limit is None:
+        return [_Group([index], count) for index, count in enumerate(counts)]
     groups: list[_Group] = []
     open_groups: dict[tuple[int, ...], list[_Group]] = {}
-    order = range(len(trajectories))
-    for index in order if limit is None else sorted(order, key=lambda index: (deletes_prompt[index], -counts[index])):
+    for index in sorted(range(len(trajectories)), key=lambda index: (deletes_prompt[index], -counts[index])):
         initial = trajectories[index].initial
         body = counts[index] - len(initial)
         candidates = open_groups.setdefault(initial, [])
-        group = next((g for g in candidates if limit is not None and not g.closed and g.size + body <= limit), None)
+        group = next((g for g in candidates if not g.closed and g.size + body <= limit), None)
         if group is None:
             group = _Group(size=len(initial))
             candidates.append(group)
@@ -284,8 +285,8 @@ def _place(
     places: list[tuple[int, int, int, bool]] = [(0, 0, 0, False)] * len(trajectories)
     largest_first = sorted(groups, key=lambda group: -group.size)
     for group in groups if row_length is None else largest_first:
-        fits = (row for row, nodes in enumerate(used) if row_length is not None and nodes + group.size <= width)
-        row = next(fits, len(used))
+        tried = () if row_length is None else enumerate(used)
+        row = next((row for row, nodes in tried if nodes + group.size <= width), len(used))
         if row == len(used):
             used.append(0)
         prompt_start = used[row]

@@ -99,7 +99,7 @@ class Trajectory:
             object.__setattr__(self, name, tuple(map(operator.index, getattr(self, name))))
         object.__setattr__(self, "policy_chosen", tuple(map(bool, self.policy_chosen)))
         object.__setattr__(self, "floor", operator.index(self.floor))
-        space, steps = self.space, len(self.chosen)
+        space, bkspc, steps = self.space, self.space.bkspc, len(self.chosen)
         _check_tokens("initial", self.initial, space)
         _check_actions("chosen", self.chosen, space)
         _check_actions("executed", self.executed, space)
@@ -113,7 +113,7 @@ class Trajectory:
                 f"`executed` must end in <eos> (id {space.eos}) and hold it nowhere else: that is what ends a trajectory. "
                 f"Got {_shorten(self.executed)}. A sequence that was cut keeps its last action in `chosen` and executes <eos>."
             )
-        if any(e == space.bkspc != a for a, e in zip(self.chosen, self.executed, strict=True)):
+        if any(e == bkspc != a for a, e in zip(self.chosen, self.executed, strict=True)):
             raise ValueError(
                 "`executed` may differ from `chosen` only by a token that noise pushed, or by <eos> at the end. "
                 f"Got <bkspc> executed where another action was chosen, in {_shorten(self.executed)}."
