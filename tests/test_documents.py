@@ -166,3 +166,14 @@ def test_every_recorded_result_is_listed_with_a_commit_and_a_command_that_exists
             assert module != "benchmarks" or set(named) <= SUITES.keys(), command
     recorded = [path for path in results.rglob("*") if path.is_file() and path != results / "README.md"]
     assert sorted(listed) == sorted(str(path.relative_to(results)) for path in recorded)
+
+
+@pytest.mark.parametrize("layer", ["core", "policy", "training"])
+def test_the_readmes_tree_names_every_file_of_a_layer(layer: str) -> None:
+    tree = re.search(r"```\nsrc/sequencematch/\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert tree is not None
+    part = re.search(rf"^  {layer}/.*?(?=^  \w+/|^\w)", tree[1], flags=re.DOTALL | re.MULTILINE)
+    assert part is not None
+    named = set(re.findall(r"^ {4,6}(\w+\.py)", part[0], flags=re.MULTILINE))
+    files = {path.name for path in (PACKAGE / layer).rglob("*.py")} - {"__init__.py"}
+    assert named == files
