@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup test lint format demo bench clean
+.PHONY: setup test test-fast lint format demo bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -14,6 +14,11 @@ setup: .venv/.installed  ## make .venv and install the package with everything n
 
 test: lint  ## format, lint, types and tests: what CI runs
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-fast: setup  ## format, lint and the quick tests, in under 90 seconds: for the loop between two edits; `make test` has types and all tests
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/python -m pytest -n auto -m "not slow" -q
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

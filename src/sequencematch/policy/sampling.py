@@ -1,10 +1,9 @@
 """`Sampling`: how actions are chosen and when a row ends. Torch is imported on use: `--help` reads the fields and is quick."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
-
-from sequencematch.data.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from sequencematch.policy.decoding.choice import Choice
@@ -70,7 +69,8 @@ class Sampling:
         names = [known.name for known in fields(cls)]
         for name in options:
             if name not in names:
-                raise TypeError(f"`{name}` is not a field of `Sampling`{did_you_mean(name, names) or '.'}")
+                near = " or ".join(map(repr, difflib.get_close_matches(name, names, n=2)))
+                raise TypeError(f"`{name}` is not a field of `Sampling`{f'; did you mean {near}?' if near else '.'}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
