@@ -37,6 +37,45 @@ hypothesis.settings.register_profile("default", deadline=None, print_blob=True, 
 hypothesis.settings.load_profile("default")
 
 
+#: Files and tests of more than about two seconds, by the start of their ids: `make test-fast` leaves them out.
+SLOW = (
+    "tests/benchmarks/",
+    "tests/cli/test_evaluate.py",
+    "tests/cli/test_generate.py",
+    "tests/cli/test_train.py",
+    "tests/core/test_encoding.py",
+    "tests/core/test_optimum.py",
+    "tests/core/test_divergences.py::test_phi_and_the_loss_compile_into_one_graph",
+    "tests/evaluation/test_evaluate.py",
+    "tests/experiments/",
+    "tests/metrics/test_bleu.py",
+    "tests/metrics/test_mauve.py",
+    "tests/policy/test_architectures.py",
+    "tests/policy/test_bundled.py",
+    "tests/policy/test_export.py",
+    "tests/policy/test_generation.py",
+    "tests/policy/test_policy.py::test_a_compiled_policy_has_the_same_loss_and_gradients",
+    "tests/policy/test_quantized.py",
+    "tests/policy/test_threads.py",
+    "tests/tasks/test_generator.py",
+    "tests/test_documents.py::test_the_readmes",
+    "tests/training/test_distributed.py",
+    "tests/training/test_overfitting.py",
+    "tests/training/test_recipe.py",
+    "tests/training/test_replay.py",
+    "tests/training/test_resume.py",
+    "tests/training/test_sft_curve.py",
+    "tests/training/test_trainer.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported, millions of objects, out of garbage collection: each trainer collects garbage when it starts."""
     gc.freeze()

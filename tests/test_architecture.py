@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 PACKAGE = Path(__file__).parents[1] / "src" / "sequencematch"
 #: Each layer may import those before it. Layers in one tuple don't import each other.
 LAYERS = [
@@ -165,3 +167,11 @@ def core_functions() -> list[tuple[str, object]]:
 @pytest.mark.parametrize(("name", "member"), core_functions(), ids=[name for name, _ in core_functions()])
 def test_everything_public_in_core_names_its_place_in_the_paper(name: str, member: object) -> None:
     assert re.search(r"§\d|Eq\. \d|Alg\. |App\. [A-I]", inspect.getdoc(member) or ""), f"{name} cites nothing"
+
+
+def test_everything_listed_as_slow_exists() -> None:
+    for entry in SLOW:
+        place, _, name = entry.partition("::")
+        path = PACKAGE.parents[1] / place
+        assert path.exists(), entry
+        assert f"def {name}" in (path.read_text() if name else "def "), entry

@@ -44,7 +44,7 @@ def defined(path: Path) -> set[str]:
 @pytest.mark.parametrize("snippet", snippets(ROOT / "README.md"))
 def test_the_readmes_snippet_runs_as_it_stands_and_prints_what_it_says(snippet: str, tmp_path: Path) -> None:
     """In a process of its own, as a reader would run it."""
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True)
     printed = re.search(r"print\(.*\)  # (.*)", snippet)
     assert printed, done.stderr
     assert done.stdout == printed[1] + "\n", done.stderr
@@ -62,7 +62,7 @@ def test_the_readmes_training_snippet_works_with_an_adapter(
     lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
     snippet = snippet.replace("train_dataset=dataset)", "train_dataset=dataset, peft_config=lora)")
     names: dict[str, Any] = {"lora": lora}
-    shorter = snippet.replace('"max_steps": 500, "bc_steps": 200', '"max_steps": 60, "bc_steps": 40')
+    shorter = snippet.replace('"max_steps": 250, "bc_steps": 120', '"max_steps": 40, "bc_steps": 30')
     assert shorter != snippet
     exec(compile(shorter, "README.md", "exec"), names)
     losses = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]

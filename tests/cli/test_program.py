@@ -37,7 +37,7 @@ def test_the_version_is_the_packages() -> None:
         ("sequencematch.policy.generation.rollouts", ["generate", "--prompt", "2 + 2"]),
         ("sequencematch.evaluation.evaluate", ["evaluate", "sequencematch/arithmetic", "--task", "arithmetic"]),
         ("sequencematch.experiments.demo.show", ["demo"]),
-        ("sequencematch.training.SequenceMatchTrainer.train", ["train", "recipe.yaml"]),
+        ("transformers.Trainer.train", ["train", "recipe.yaml"]),
     ],
 )
 def test_a_command_computes_on_the_threads_that_suit_its_model(

@@ -194,7 +194,6 @@ def alone(exported: dict[str, Exported], tmp_path_factory: pytest.TempPathFactor
         env=os.environ | caches,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]

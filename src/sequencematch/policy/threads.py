@@ -6,10 +6,9 @@ A small model gains little from several threads on an idle machine, and is many 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-
-from sequencematch.policy.scoring import Scorer
 
 #: A model with fewer parameters gets one thread. The bundled models have 0.9 million; at 5 million, a step on two idle cores
 #: is 1.5 times faster with two threads than with one.
@@ -27,7 +26,7 @@ def cpu_threads(parameters: int, environment: Mapping[str, str], threads: int, c
 
 
 @contextmanager
-def limit_threads(policy: Scorer) -> Iterator[None]:
+def limit_threads(policy: Any) -> Iterator[None]:
     """While this lasts, torch computes on `cpu_threads` if the policy is on a CPU."""
     threads = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
