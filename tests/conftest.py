@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
@@ -35,6 +36,8 @@ if spec is not None and type(spec.loader) is not SourceFileLoader:  # as with JA
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("default")
+# A job in the background is started with Ctrl-C ignored. So are the programs that it starts, also those that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 #: Files and tests of more than about two seconds, by the start of their ids: `make test-fast` leaves them out.

@@ -47,8 +47,10 @@ def test_peak_memory_counts_what_was_alive_at_once() -> None:
     assert 4 * 3000 <= peak_bytes(call) < 4 * 3000 + 1000
 
 
-def test_a_copy_moves_a_byte_in_less_than_a_nanosecond() -> None:
-    assert 1e9 < copy_bandwidth("cpu", size=2**24) < 1e12
+def test_the_bandwidth_is_that_of_the_fastest_copy_which_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = iter([0.5, 0.25, 1.0, 0.5, 0.5])
+    monkeypatch.setattr("benchmarks.timing.seconds_of", lambda *_, **__: next(took))
+    assert copy_bandwidth("cpu", size=1000) == 2 * 1000 / 0.25
 
 
 def test_provenance_names_command_versions_and_machine() -> None:

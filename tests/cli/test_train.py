@@ -134,13 +134,11 @@ def test_control_c_ends_the_program_with_130_and_one_line(file: Path) -> None:
         [*PROGRAM, "train", file, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 120
         while not (file.parent / "run" / "checkpoint-5").exists():
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate()
     finally:
         process.kill()
     assert (process.returncode, stdout) == (130, "")

@@ -26,13 +26,13 @@ def sentences() -> list[dict[str, str]]:
 def trained(folder: Path, **changes: Any) -> Policy:
     sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 192, "initializer_range": 0.08}
     settings = {
-        "max_steps": 300,
+        "max_steps": 180,
         "per_device_train_batch_size": 32,
         "learning_rate": 4e-3,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 20,
-        "bc_steps": 100,
-        "bc_anneal_steps": 50,
+        "bc_steps": 90,
+        "bc_anneal_steps": 30,
         "generation_batch_size": 64,
         "max_completion_length": 40,
         "max_length": 64,
@@ -72,6 +72,6 @@ def test_sequencematch_writes_every_sentence_and_deletes_wrong_letters(tmp_path:
 
 def test_without_noise_cloning_writes_but_never_learns_to_delete(tmp_path: Path) -> None:
     """The control: what deletes is learnt from noise, not from the model's shape."""
-    learner = trained(tmp_path, objective="bc", noise_rate=0.0, max_steps=150)
+    learner = trained(tmp_path, objective="bc", noise_rate=0.0, max_steps=100)
     assert reproduced(learner) == 1
     assert deleted(learner) <= 0.05
