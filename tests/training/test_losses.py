@@ -138,7 +138,7 @@ def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
 
 
 def test_a_step_in_several_forward_passes_equals_the_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of three sequences of nine nodes, and rollouts as long: each in the memory of its data, so in two passes."""
+    """Three sequences of nine nodes and as long rollouts: twice the node budget of the data, so two passes."""
     words = [{"prompt": word[:3], "completion": word[3:]} for word in ("rivers", "stones", "clouds", "apples") * 2]
     changes = {"noise_rate": 0.6, "truncation": True, "max_length": 9, "max_completion_length": 6}
     policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, dataset=words, **changes)
