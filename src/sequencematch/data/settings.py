@@ -7,7 +7,7 @@ and let a name be given twice.
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ _NAMES = {
     str: "text",
     dict: "a mapping",
     list: "a list",
+    tuple: "a list such as [3, 10]",
+    Sequence: "a list such as [3, 10]",
 }
+_TEXT = {str, Path, tuple, Sequence, types.NoneType}  # a flag of these types holds text; it is repeated for several
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -72,30 +75,39 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         loader.dispose()
 
 
-def parse_flags(words: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from `--learning-rate 1e-4 --packing --no-bf16 --peft.r=16`; values are YAML, a flag without one is true."""
-    settings: dict[str, Any] = {}
+def parse_flags(words: Sequence[str], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings in `--learning-rate 1e-4 --packing --no-bf16 --peft.r=16`, in order.
+
+    Text is taken literally where a setting can only be text; other values are YAML. A flag without a value is true.
+    """
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise ValueError(f"{word!r} must be a flag, or follow one as in `--learning-rate 1e-4`. It does neither.")
+            raise ValueError(
+                f"{word!r} must be a flag, or follow one as in `--learning-rate 1e-4`. It does neither. Several values of an "
+                f"option are given by repeating its flag: --files a --files b."
+            )
         name, has_value, text = word[2:].partition("=")
         key = name.replace("-", "_")
+        wanted = set(kinds(known.get(key)))
         if not has_value and rest and not rest[0].startswith("--"):
             has_value, text = "=", rest.pop(0)
-        if has_value:
+        if has_value and text in ("null", "None") and types.NoneType in wanted:  # help texts say None, as Python does
+            yield key, None
+        elif has_value and wanted & {str, Path} and wanted <= _TEXT:
+            yield key, text
+        elif has_value:
             try:
-                settings[key] = yaml.load(text, _Loader)
+                yield key, yaml.load(text, _Loader)
             except yaml.YAMLError as error:
                 raise ValueError(f"`--{name}` must have a value that is YAML. Got {text!r}.") from error
-        elif key in known and bool not in kinds(known[key]):
+        elif key in known and bool not in wanted:
             raise ValueError(f"`--{name}` must have a value. Got none.")
         elif key not in known and bool in kinds(known.get(key.removeprefix("no_"))):
-            settings[key.removeprefix("no_")] = False
+            yield key.removeprefix("no_"), False
         else:
-            settings[key] = True
-    return settings
+            yield key, True
 
 
 def override(settings: Mapping[str, Any], places: Mapping[str, str], flags: Mapping[str, Any]) -> Any:
@@ -116,14 +128,13 @@ def typed(settings: Mapping[str, Any], known: Mapping[str, Any], places: Mapping
         if key not in known:
             near = did_you_mean(key, known) or "."
             raise ValueError(f"{places[key]} is not a setting{near} See `sequencematch train --help`.")
-    return {key: _convert(value, kinds(known[key]), places[key]) for key, value in settings.items()}
+    return {key: _convert(value, known[key], places[key]) for key, value in settings.items()}
 
 
 def kinds(annotation: Any) -> list[Any]:
     """The types a value may have: those of a union, `list` for `list[str]`, `str` for a `Literal` of words."""
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     found: list[Any] = []
-    for part in typing.get_args(annotation) if is_union else (annotation,):
+    for part in _parts(annotation):
         if typing.get_origin(part) is typing.Literal:
             found += [type(choice) for choice in typing.get_args(part)]
         else:
@@ -131,10 +142,25 @@ def kinds(annotation: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _convert(value: Any, wanted: Sequence[Any], place: str) -> Any:
-    """The value as one of the wanted types: `3` may be 3.0, `1e3` may be 1000, `"1e-4"` a number, `yes` true."""
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _convert(value: Any, annotation: Any, place: str) -> Any:
+    """The value as one of the annotation's types: `3` may be 3.0, `1e3` may be 1000, `"1e-4"` a number, `yes` true."""
+    wanted = kinds(annotation)
     if type(value) in wanted or Any in wanted:
         return value
+    several = next((part for part in _parts(annotation) if typing.get_origin(part) in (tuple, Sequence)), None)
+    if isinstance(value, list) and several is not None:
+        inner = typing.get_args(several)
+        inner = inner[:1] * len(value) if typing.get_origin(several) is Sequence or inner[-1] is ... else inner
+        if len(inner) != len(value):
+            raise ValueError(f"{place} must be a list of {len(inner)}. Got {value!r}.")
+        return tuple(_convert(item, kind, place) for item, kind in zip(value, inner, strict=True))
+    if isinstance(value, str) and Path in wanted:
+        return Path(value)
     if bool in wanted and isinstance(value, str) and value.lower() in _TRUTH:
         return _TRUTH[value.lower()]
     number = _number(value)

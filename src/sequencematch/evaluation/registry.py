@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sequencematch.core.encoding import encode
-from sequencematch.core.mdp import Trajectory
-from sequencematch.core.objectives import Scores
+from sequencematch.core import Scores, Trajectory, encode
 from sequencematch.data.pieces import text_behind
 from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation.cases import Case, answer, tokenizer_decode

@@ -4,8 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from sequencematch.core.encoding import encode
-from sequencematch.core.mdp import Trajectory
+from sequencematch.core import Trajectory, encode
 from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 from sequencematch.policy.scoring import Scorer
 

@@ -9,9 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sequencematch.core.encoding import Encoding
-from sequencematch.core.mdp import ActionSpace
-from sequencematch.core.objectives import Scores
+from sequencematch.core import ActionSpace, Encoding, Scores
 from sequencematch.policy import modes
 from sequencematch.policy.attention import refuse_what_cannot_delete
 from sequencematch.policy.backspace import Backspace

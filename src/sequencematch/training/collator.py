@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.core.noise import NoiseSource, add_noise, token_noise
+from sequencematch.core import ActionSpace, NoiseSource, Trajectory, add_noise, token_noise
 from sequencematch.data.examples import Example, Reader
 from sequencematch.data.seeds import hash_seed
 

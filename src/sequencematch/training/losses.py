@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sequencematch.core.divergences import Divergence
-from sequencematch.core.encoding import Encoding
+from sequencematch.core import Divergence, Encoding
 from sequencematch.core.objectives import (
     Scores,
     bc_loss,

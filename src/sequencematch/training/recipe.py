@@ -143,7 +143,7 @@ SETTINGS: Mapping[str, Any] = types.MappingProxyType(
 
 def read_recipe(path: str | Path, flags: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, with flags such as `--learning-rate 1e-4` on top."""
-    given, places = settings.override(*settings.read_yaml(Path(path)), settings.parse_flags(flags, SETTINGS))
+    given, places = settings.override(*settings.read_yaml(Path(path)), dict(settings.parse_flags(flags, SETTINGS)))
     values = settings.typed(given, SETTINGS, places)
     for name, what in _REQUIRED.items():
         if not values.get(name):

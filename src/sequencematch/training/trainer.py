@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 
-from sequencematch.core.mdp import Trajectory
-from sequencematch.core.noise import model_noise
+from sequencematch.core import Trajectory, model_noise
 from sequencematch.data.examples import Example, ExampleStream, as_examples
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.fusing import Fusion, fusions
