@@ -1,7 +1,7 @@
 """A policy that learns to delete, small enough to watch: one logit per (prefix, action), no transformer, seconds on a CPU.
 
 It writes words letter by letter. Maximum likelihood, behavioural cloning and SequenceMatch are trained on the same words;
-then each is handed a prefix with a wrong last letter. Only a policy that has learnt `<bkspc>` can correct it.
+then each is given a prefix with a wrong last letter. Only a policy that has learnt `<bkspc>` can correct it.
 """
 
 import argparse
@@ -156,7 +156,7 @@ def draw(trajectory: Trajectory, path: Path) -> None:
             left.text(5.2, -t, f"→ {name(action)}", family="monospace", size=12, va="center", color=color)
         before = text
     left.text(5.2, 0.9, "action", size=10, color="0.5")
-    left.text(-0.35, 0.9, f"text, handed “{spell(trajectory.initial)}”", size=10, color="0.5")
+    left.text(-0.35, 0.9, f"text, given “{spell(trajectory.initial)}”", size=10, color="0.5")
     left.set(xlim=(-0.6, 7.6), ylim=(-len(trajectory) - 0.6, 1.3))
     left.axis("off")
 
@@ -191,7 +191,7 @@ def main() -> None:
         policies[name] = train(objective, args.steps, args.seed)
 
     generator = torch.Generator().manual_seed(args.seed)
-    print("\nHanded a wrong letter, the SequenceMatch policy continues like this:\n")
+    print("\nGiven a wrong letter, the SequenceMatch policy continues like this:\n")
     for prompt in ("cao", "dod", "tet", "eo"):
         shown = rollout(policies["SequenceMatch"], unspell(prompt), generator)
         print(f"  {prompt:<5} → {shown.render(lambda token: LETTERS[token]):<34} = {spell(shown.final_state.tokens)}")

@@ -160,7 +160,7 @@ def test_interrupted_it_says_what_is_kept_and_the_same_command_ends_as_if_nothin
     stopped = run(*arguments, "--out", out)
     command = shlex.join(["sequencematch", *arguments, "--out", str(out)])
     assert (stopped.exit_code, stopped.stdout) == (130, "")
-    assert stopped.stderr == f"Interrupted. Generations kept: 2 in {out / 'generations.jsonl'}. To go on: {command}\n"
+    assert stopped.stderr == f"Interrupted. Generations kept: 2 in {out / 'generations.jsonl'}. To resume: {command}\n"
     assert not (out / "results.json").exists()
     monkeypatch.undo()
     assert run(*shlex.split(command)[1:]).exit_code == 0
@@ -219,12 +219,12 @@ def test_rows_that_are_there_are_replaced_only_by_force(tmp_path: Path) -> None:
             "--task text --files {folder}/missing.txt",
             "`files` must be a file that can be read. Got {folder}/missing.txt",
         ),
-        ("--task text --files {folder}/empty.txt", "`files` must be a file with something in it."),
+        ("--task text --files {folder}/empty.txt", "`files` must not be an empty or blank file."),
         (
             "--task translation --source {folder}/two.en --target {folder}/one.fr",
             "must have the same number of lines, each the translation of the other. Got 2 in {folder}/two.en and 1 in",
         ),
-        ("--task {folder}/missing.py:Own", "`task` must be in a file that is there. Got {folder}/missing.py."),
+        ("--task {folder}/missing.py:Own", "`task` must be in an existing file. Got {folder}/missing.py."),
         ("--task arithmetic --test-size 0", "`task` must have rows to be tested on. Got none of arithmetic."),
     ],
 )

@@ -1,4 +1,4 @@
-"""`sequencematch generate` prints what the library returns, deletions in sight, and answers bad input with one line."""
+"""`sequencematch generate` prints the library's results with visible deletions, and answers bad input with one line."""
 
 import dataclasses
 import inspect
@@ -296,8 +296,8 @@ def test_a_prompt_is_needed_and_comes_from_one_place(folder: Path, tmp_path: Pat
     ("name", "content", "text"),
     [
         ("missing.txt", None, "No such file or directory"),
-        ("empty.txt", b"", "which is empty"),
-        ("blank.jsonl", b"\n \n", "which is empty"),
+        ("empty.txt", b"", "must not be an empty or blank file"),
+        ("blank.jsonl", b"\n \n", "must not be an empty or blank file"),
         ("latin.txt", b"caf\xe9\n", "in UTF-8"),
         ("broken.jsonl", b'{"prompt": "cat"}\n\n{"prompt": \n', "line 3, column 12: Expecting value"),
         ("list.jsonl", b'["cat"]\n', "line 1 holds something else"),

@@ -111,7 +111,7 @@ def test_an_interrupted_run_resumes_to_the_same_policy(
     assert (interrupted.exit_code, interrupted.stdout) == (130, "")
     again = f"sequencematch train {path} --learning-rate=3e-3 --resume"
     last = interrupted.stderr.splitlines()[-1]
-    assert last == f"Interrupted. The last checkpoint is run/checkpoint-4. To go on: {again}"
+    assert last == f"Interrupted. The last checkpoint is run/checkpoint-4. To resume: {again}"
     resumed = run(*shlex.split(again)[1:])
     assert resumed.exit_code == 0, resumed.output
     check_same(weights(tmp_path / "whole" / "run" / "final"), weights(tmp_path / "halved" / "run" / "final"))
@@ -124,7 +124,7 @@ def test_a_run_interrupted_before_its_first_checkpoint_says_so_and_resumes_from_
         interrupt_at(1, patch)
         interrupted = run("train", file)
     assert interrupted.exit_code == 130, interrupted.output
-    assert "Interrupted. There is no checkpoint yet. To go on: sequencematch train" in interrupted.stderr
+    assert "Interrupted. There is no checkpoint yet. To resume: sequencematch train" in interrupted.stderr
     assert run("train", file, "--resume").exit_code == 0
 
 
@@ -143,7 +143,7 @@ def test_control_c_ends_the_program_with_130_and_one_line(file: Path) -> None:
         process.kill()
     assert (process.returncode, stdout) == (130, "")
     (line,) = stderr.splitlines()
-    found = re.fullmatch(r"Interrupted\. The last checkpoint is .*/run/checkpoint-(\d+)\. To go on: .* --resume", line)
+    found = re.fullmatch(r"Interrupted\. The last checkpoint is .*/run/checkpoint-(\d+)\. To resume: .* --resume", line)
     assert found
     done = int(found[1])
     resumed = run("train", file, *flags, "--resume", "--max-steps", str(done + 2))
@@ -156,7 +156,7 @@ def test_control_c_ends_the_program_with_130_and_one_line(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "`RECIPE` must be a YAML file, before any flags. Got {path}, which is none."),
+        (None, "`RECIPE` must be a YAML file, before any flags. Got {path}, which is not a file."),
         ("", "{path} must hold settings in YAML, one `name: value` a line. Got nothing."),
         ("- model", "{path} must hold settings in YAML, one `name: value` a line. Got a list."),
         ("model: [a\ndataset: b", "In line 2, column 8: expected ',' or ']', but got ':'."),
@@ -213,7 +213,7 @@ def test_a_bad_row_is_one_line_and_no_model_is_loaded(file: Path, monkeypatch: p
 
 def test_a_folder_with_checkpoints_needs_resume(file: Path) -> None:
     assert run("train", file).exit_code == 0
-    check_error(run("train", file), "which has checkpoint-3. Go on with it by `--resume`, or choose another folder.")
+    check_error(run("train", file), "which has checkpoint-3. Resume it with `--resume`, or choose another folder.")
     check_error(run("train", file, "--resume", "--alpha", "0.5"), "whose run had alpha=0.01 and not 0.5.")
 
 
@@ -221,7 +221,7 @@ def test_a_loss_that_is_not_a_number_is_one_line_and_exit_code_1(file: Path) -> 
     result = run("train", file, "--learning-rate", "1e30", "--max-grad-norm", "0", "--logging-steps", "1000")
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
-    assert re.match(r"Error: The (loss|gradient's norm) is (nan|inf).* at step \d\. It was not used", line)
+    assert re.match(r"Error: The (loss|gradient's norm) is (nan|inf).* at step \d\. The weights were not updated", line)
 
 
 def test_a_recipe_that_is_not_there_is_missed_before_torch_is_imported() -> None:

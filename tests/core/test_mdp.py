@@ -46,7 +46,7 @@ def test_a_trajectory_is_replayed_by_hand() -> None:
 
 
 def test_all_nodes_of_a_trajectory_by_hand() -> None:
-    """`1<bkspc><bkspc>23<eos>` behind 4 0: 1 and then 0 are deleted, 2 stands where 0 stood, 3 where 1 stood."""
+    """`1<bkspc><bkspc>23<eos>` after 4 0: 1 and then 0 are deleted, 2 takes the place of 0, 3 that of 1."""
     tokens, depths, alive = Trajectory.rollout(SPACE, (4, 0), (1, BK, BK, 2, 3, EOS)).replay()
     assert tokens == [4, 0, 1, 2, 3, EOS]
     assert depths == [0, 1, 2, 1, 2, 3]

@@ -68,7 +68,9 @@ def test_a_folder_is_swapped_where_it_is_empty_or_ours(tmp_path: Path) -> None:
     write_folder(target, fill, "mark")
     assert content(tmp_path / "a" / "b") == {"mark": "ours"}
     (target / "mark").rename(target / "other")
-    with pytest.raises(ValueError, match=r"`folder` must be new, empty or one that may be replaced\. .* has no mark\."):
+    with pytest.raises(
+        ValueError, match=r"`folder` must be new, empty, or hold mark from an earlier save\. Got .*, which has none\."
+    ):
         write_folder(target, fill, "mark")
     assert content(target) == {"other": "ours"}
     write_folder(target, fill, None)

@@ -60,7 +60,7 @@ def test_a_parquet_file_is_read(tmp_path: Path) -> None:
         ("a.json", b"[1", "`dataset` must be a list in JSON. Got {path}: Expecting ',' delimiter"),
         ("a.csv", b'a\n"' + b"x" * 200_000, "`dataset` must be CSV. Got {path}: field larger than field limit"),
         ("a.txt", "é".encode("latin-1"), "`dataset` must be text in UTF-8. Got {path}: 'utf-8' codec can't decode"),
-        ("a.txt", b" \n", "`dataset` must be a file with something in it. Got {path}, which is empty."),
+        ("a.txt", b" \n", "`dataset` must not be an empty or blank file. Got {path}."),
         ("a.csv.gz", b"a,b\n", "`dataset` must be a file that can be read. Got {path}: Not a gzipped file"),
         (
             "a.parquet",
@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -
 def test_parquet_and_the_hub_need_the_datasets_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     remedy = r"needs the package datasets: pip install 'sequencematch\[datasets\]'\.$"
-    with pytest.raises(ValueError, match=rf"^`dataset`='someone/something', which is no file, {remedy}"):
+    with pytest.raises(ValueError, match=rf"^`dataset`='someone/something', which is not a file, {remedy}"):
         read_rows("dataset", "someone/something")
     with pytest.raises(ValueError, match=rf"^`dataset`='a\.parquet', which is Parquet, {remedy}"):
         read_rows("dataset", "a.parquet")
@@ -143,7 +143,7 @@ def test_prompts_are_lines_of_text_or_a_field_of_json_lines(tmp_path: Path, name
     ("name", "content", "message"),
     [
         ("a.txt", None, "`--prompts-file` must be a file that can be read. Got {path}: No such file or directory."),
-        ("a.txt", b"\n \n", "`--prompts-file` must be a file with something in it. Got {path}, which is empty."),
+        ("a.txt", b"\n \n", "`--prompts-file` must not be an empty or blank file. Got {path}."),
         ("a.txt", b"caf\xe9\n", "`--prompts-file` must be text in UTF-8. Got {path}: 'utf-8' codec can't decode"),
         (
             "a.jsonl",

@@ -1,4 +1,4 @@
-"""Settings are read as what they are; what can't be is said with its place."""
+"""Settings are converted to their types; an error names the file and line."""
 
 from pathlib import Path
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Rows in tokens, and what stands behind a question in the end."""
+"""Rows as tokens, and the final text after a question."""
 
 from typing import Any
 

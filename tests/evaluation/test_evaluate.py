@@ -59,15 +59,15 @@ def test_accuracy_recovery_and_backspace_rate_by_hand() -> None:
         "backspace rate": pytest.approx(1 / 7),
     }
     plain, mistaken = record.samples[:3], record.samples[3:]
-    assert [(s.question, s.handed, s.final, s.reference, s.is_right) for s in plain] == [
+    assert [(s.question, s.given, s.final, s.reference, s.is_right) for s in plain] == [
         ("a:", "", "1", "1", True),
         ("b:", "", "1", "2", False),
         ("c:5", "", "c:1", "1", False),
     ]
     assert plain[2].written == (("5", "deleted"), ("1", "kept"), ("<eos>", "end"))
-    assert mistaken[0].handed in ("2", "3")
-    assert mistaken[0].written == ((mistaken[0].handed, "deleted"), ("1", "kept"), ("<eos>", "end"))
-    assert (mistaken[1].handed, mistaken[1].written, mistaken[1].final) == ("1", (("<eos>", "end"),), "1")
+    assert mistaken[0].given in ("2", "3")
+    assert mistaken[0].written == ((mistaken[0].given, "deleted"), ("1", "kept"), ("<eos>", "end"))
+    assert (mistaken[1].given, mistaken[1].written, mistaken[1].final) == ("1", (("<eos>", "end"),), "1")
 
 
 def test_perplexity_by_hand() -> None:
@@ -252,7 +252,7 @@ def test_the_same_seed_gives_the_same_record_whatever_the_batch_size_and_another
     same(first, evaluate(policy, Questions(words(20)), seed=3, batch_size=7, **options))
     other = evaluate(policy, Questions(words(20)), seed=4, **options)
     assert other.samples != first.samples
-    assert {s.handed for s in other.samples} != {s.handed for s in first.samples}
+    assert {s.given for s in other.samples} != {s.given for s in first.samples}
 
 
 def test_a_limit_takes_the_first_rows_and_leaves_them_as_they_are(policy: Policy) -> None:
@@ -295,7 +295,7 @@ def test_a_record_names_everything_behind_its_numbers(policy: Policy) -> None:
         "max_actions": "37",
         "seed": "3",
         "mistakes": "2",
-        "texts": "behind the prompt",
+        "texts": "after the prompt",
         **record.versions,
     }
     assert set(record.versions) == {"sequencematch", "torch", "transformers"}
@@ -379,7 +379,7 @@ def no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
             {"metrics": ["accuracy"], "seed": 1},
             "`seed` would be ignored: nothing is drawn at random. Got seed=1; leave it out.",
         ),
-        (Questions(THREE), {"max_new_tokens": 3}, "`max_new_tokens` must be the task's"),
+        (Questions(THREE), {"max_new_tokens": 3}, "`max_new_tokens` must be set in the task"),
         (Questions(THREE), {"temperature": -1.0}, "`temperature` must be 0 (greedy) or positive. Got -1.0."),
         (Questions(THREE), {"top_p": 0.5}, "would be ignored at temperature 0"),
         (

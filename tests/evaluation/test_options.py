@@ -122,7 +122,7 @@ def test_options_have_the_types_a_task_says_whatever_they_are(own: Path) -> None
         ),
         ("text", "--files=a.txt b.txt", "'b.txt' must be a flag, or follow one as in"),
         ("text", "", "`files` or `dataset` must be given, and not both. Got neither."),
-        ("nowhere.py:Own", "", "`task` must be in a file that is there. Got nowhere.py."),
+        ("nowhere.py:Own", "", "`task` must be in an existing file. Got nowhere.py."),
         (
             "nowhere.at.all:Own",
             "",

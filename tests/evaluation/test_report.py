@@ -13,7 +13,7 @@ from tests.data.test_markdown import GITHUB, shown
 
 ANSWERED = Sample(
     question="In base 8, what is 4354 + 33? Solution:",
-    handed="",
+    given="",
     written=(
         Piece(" 5", "deleted"),
         Piece(" 44", "kept"),
@@ -27,7 +27,7 @@ ANSWERED = Sample(
 )
 RECOVERED = Sample(
     question="In base 8, what is 4354 + 33? Solution:",
-    handed=" 5",
+    given=" 5",
     written=(Piece("5", "deleted"), Piece("4417", "kept"), Piece("…", "end")),
     final=" 4417",
     reference=" 4407",
@@ -56,7 +56,7 @@ RECORD = Record(
 )
 EXPECTED = r"""# arithmetic: out/my\_model
 
-200 rows of arithmetic, at most 32 tokens after each prompt, the likeliest actions; 12 s on cpu.
+200 rows of arithmetic, at most 32 tokens after each prompt, greedy decoding; 12 s on cpu.
 
 | metric | value | 95 % interval | n |
 |---|---|---|---|
@@ -73,9 +73,9 @@ Deleted text is ~~struck~~; ↵ is a new line, … a row that was cut.
 
 ## After a mistake
 
-The same rows, handed over with a right beginning and a wrong token.
+The same rows, with a correct prefix of the answer and a wrong token after the prompt.
 
-| prompt | handed over | actions | in the end | reference | right |
+| prompt | given | actions | in the end | reference | right |
 |---|---|---|---|---|---|
 | In base 8, what is 4354 + 33? Solution: | 5 | ~~5~~4417… | 4417 | 4407 | ✗ |
 
@@ -95,7 +95,7 @@ sequencematch evaluate out/my_model --task arithmetic
 """.replace("!", "\u200b").replace(
     "@",
     "rows:200|data:ba9876543210|temperature:0.0|max_new_tokens:32|max_actions:129|seed:0|mistakes:1|"
-    "texts:behind the prompt|sequencematch:0.1.0",
+    "texts:after the prompt|sequencematch:0.1.0",
 )
 
 
@@ -113,7 +113,7 @@ def test_it_reads_as_it_should() -> None:
 def test_long_texts_are_not_put_into_a_table() -> None:
     story = Sample(
         question="Once upon a time " * 20 + "\nThe end",
-        handed="",
+        given="",
         written=(Piece(" of", "kept"), Piece("\nit", "deleted"), Piece(" all", "kept"), Piece("…", "end")),
         final=" of all",
         reference=" of the\nday",
@@ -130,7 +130,7 @@ def test_long_texts_are_not_put_into_a_table() -> None:
 @pytest.mark.parametrize("mistakes", [1, 3])
 def test_it_says_how_many_tokens_were_wrong(mistakes: int) -> None:
     text = report(dataclasses.replace(RECORD, mistakes=mistakes))
-    assert ("a right beginning and 3 wrong tokens." in text) == (mistakes == 3)
+    assert ("a correct prefix of the answer and 3 wrong tokens after the prompt." in text) == (mistakes == 3)
 
 
 def test_what_was_drawn_says_its_temperature() -> None:

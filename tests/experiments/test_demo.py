@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from sequencematch.cli import app
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.experiments import demo
-from sequencematch.experiments.demo import COMPARED, HANDED, OBJECTIVES, Budget, Outcome
+from sequencematch.experiments.demo import COMPARED, MISTAKEN, OBJECTIVES, Budget, Outcome
 from sequencematch.metrics import Measure
 from sequencematch.policy import Policy, display
 from sequencematch.policy.decoding.decoder import ActionEvent
@@ -27,7 +27,7 @@ from sequencematch.policy.decoding.decoder import ActionEvent
 TINY = Budget(steps=4, batch_size=4, train_questions=40, test_questions=24)
 SPACE = ActionSpace(27, eos=26)  # a token is a letter
 CODES = {"": "", "0": "", "2": "dim", "32": "green", "9;31": "red strike"}
-#: What the bundled model makes of HANDED: kept of the answer handed over, deleted, put in its place, written behind that.
+#: The parts of each answer to MISTAKEN: kept from the prompt, deleted, its replacement, the rest.
 MADE = (("", "5", "4", "2"), ("64", "3", "7", ""), ("", "3", "-", "321"), ("100", "0", "1", "1"))
 
 
@@ -36,7 +36,7 @@ def measure(name: str, value: float, low: float, high: float) -> Measure:
 
 
 def outcome(objective: str, seed: int = 0, **values: float) -> Outcome:
-    """Made up: every measure 0.5 unless told, in an interval of 0.1 to both sides."""
+    """Made up: every measure is 0.5 unless given, with an interval of ± 0.1."""
     given = dict.fromkeys((*COMPARED, "backspace rate"), 0.5)
     given |= {name.replace("_", " "): value for name, value in values.items()}
     measures = tuple(measure(name, v, v - 0.1, v + 0.1) for name, v in given.items())
@@ -234,7 +234,7 @@ def test_elsewhere_than_on_a_terminal_every_action_is_spelled_out() -> None:
     console = Console(file=io.StringIO(), width=30)  # narrower than a line, which stays whole
     demo.show(console)
     lines = written(console).splitlines()
-    expected = [f"{prompt}<bkspc>{new}{rest}<eos>" for prompt, (_, _, new, rest) in zip(HANDED, MADE, strict=True)]
+    expected = [f"{prompt}<bkspc>{new}{rest}<eos>" for prompt, (_, _, new, rest) in zip(MISTAKEN, MADE, strict=True)]
     assert [line for line in lines if "Solution" in line] == expected
     answers = [kept + new + rest for kept, _, new, rest in MADE]
     assert answers == ["42", "647", "-321", "10011"]
@@ -249,7 +249,7 @@ def test_elsewhere_than_on_a_terminal_every_action_is_spelled_out() -> None:
 def test_on_a_terminal_the_wrong_digit_is_struck() -> None:
     console = terminal()
     demo.show(console, pause_s=0)
-    for prompt, (_, deleted, new, rest) in zip(HANDED, MADE, strict=True):
+    for prompt, (_, deleted, new, rest) in zip(MISTAKEN, MADE, strict=True):
         before = prompt.removesuffix(deleted)
         pieces = f"\x1b[2m{before}\x1b[0m\x1b[9;31m{deleted}\x1b[0m\x1b[32m{new}\x1b[0m{rest}\x1b[2m<eos>\x1b[0m"
         assert pieces in written(console)
@@ -363,7 +363,7 @@ def test_ctrl_c_leaves_what_is_finished_and_says_where(
 
     monkeypatch.setattr(demo, "fine_tune", train)
     result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path / "out")])
-    said = f"What is finished is in {tmp_path / 'out'}." if left else "Nothing was finished."
+    said = f"Finished results are in {tmp_path / 'out'}." if left else "Nothing was finished."
     assert result.exit_code == 130
     assert result.stderr.endswith(f"Interrupted. {said}\n")
     assert ("Percent of 200 questions" in result.stdout) == bool(left)

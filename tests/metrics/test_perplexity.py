@@ -117,7 +117,7 @@ def test_wrong_arguments_are_refused() -> None:
         perplexity([], bkspc="kept")
     with pytest.raises(ValueError, match=re.escape("at least one token per sequence. Got none in sequence 1.")):
         perplexity([good, np.array([])], bkspc="kept")
-    for wrong, got in ((-good, "0.693147; losses are to be negated."), (good * np.inf, "-inf"), (good * np.nan, "nan")):
+    for wrong, got in ((-good, "0.693147; negate losses first."), (good * np.inf, "-inf"), (good * np.nan, "nan")):
         with pytest.raises(ValueError, match=re.escape(f"Got a sum of {got}")):
             perplexity([wrong], bkspc="kept")
 

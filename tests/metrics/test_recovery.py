@@ -92,7 +92,7 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
         append_mistake([1], [1, 2], generator, mistakes=0)
     for candidates, got in (([2, 2], "[2]"), ([], "[]")):
         with pytest.raises(
-            ValueError, match=re.escape(f"two different ones always do. Got {got}, none of them wrong in place of")
+            ValueError, match=re.escape(f"two different tokens suffice. Got {got}, none of them wrong in place of")
         ):
             append_mistake([1, 2, 1, 1], candidates, generator)
     with pytest.raises(ValueError, match=re.escape("`deletes_first` must give at least one sample")):

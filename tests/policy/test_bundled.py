@@ -18,20 +18,20 @@ from typer.testing import CliRunner
 
 from benchmarks.base_model import questions
 from sequencematch import cli
-from sequencematch.experiments.demo import HANDED
+from sequencematch.experiments.demo import MISTAKEN
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.storage import BUNDLED
 
 BASE, FINE_TUNED = "sequencematch/arithmetic-base", "sequencematch/arithmetic"
 ROOT = Path(__file__).parents[2]
-#: Right answers of HANDED: 19 + 11 = 30 = 4·7 + 2; 477 − 54 = 423 = 6·64 + 4·8 + 7; 5 − 91 = −86 = −(3·25 + 2·5 + 1);
+#: Right answers of MISTAKEN: 19 + 11 = 30 = 4·7 + 2; 477 − 54 = 423 = 6·64 + 4·8 + 7; 5 − 91 = −86 = −(3·25 + 2·5 + 1);
 #: 13 + 6 = 19 = 16 + 2 + 1.
 ANSWERS = ("42", "647", "-321", "10011")
 
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Whoever was looked for on the network: nobody. A refusal alone would not do, since some callers go on after one."""
+    """Hosts looked up on the network: none. Refusing connections is not enough, since some callers ignore the error."""
     found: list[Any] = []
 
     def refuse(*arguments: object, **_: object) -> None:
@@ -93,7 +93,7 @@ def check_names_no_place(folder: Path) -> None:
 
 def test_the_fine_tuned_model_deletes_a_wrong_digit_and_keeps_a_right_one() -> None:
     policy, base = Policy.from_pretrained(FINE_TUNED), Policy.from_pretrained(BASE)
-    for prompt, answer in zip(HANDED, ANSWERS, strict=True):
+    for prompt, answer in zip(MISTAKEN, ANSWERS, strict=True):
         question, digits = prompt.split(" Solution: ")
         _, _, number_base, _, _, left, sign, right = question.replace(",", "").rstrip("?").split()
         a, b = int(left, int(number_base)), int(right, int(number_base))
@@ -128,9 +128,9 @@ def test_the_base_adds_in_base_10_and_writes_the_same_in_any_other() -> None:
 
 @pytest.mark.parametrize("model", [[FINE_TUNED], []], ids=["named", "by default"])
 def test_the_command_of_the_documentation_prints_the_deletion(model: list[str]) -> None:
-    flags = ["--prompt", HANDED[0], "--temperature", "0"]
+    flags = ["--prompt", MISTAKEN[0], "--temperature", "0"]
     result = CliRunner().invoke(cli.app, ["generate", *model, *flags], env={"FORCE_COLOR": None})
-    assert result.stdout == f"{HANDED[0]}<bkspc>42<eos>\n", result.output
+    assert result.stdout == f"{MISTAKEN[0]}<bkspc>42<eos>\n", result.output
 
 
 # Loading.

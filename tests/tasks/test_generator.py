@@ -139,10 +139,10 @@ def test_wrong_options_are_refused() -> None:
         ({"module": "div"}, "`module` must be one of add_or_sub_in_base, mul, list_prime_factors. Got 'div'."),
         (
             {"bases": (2, 11)},
-            "`bases` must be two numbers from 2 to 10, the lower first: above, digits are letters. Got",
+            "`bases` must be two numbers from 2 to 10, the lower first: above 10, some digits are letters. Got",
         ),
         ({"bases": (1, 3)}, "`bases` must be two numbers from 2 to 10"),
-        ({"bases": (5, 3)}, "the lower first: above, digits are letters. Got bases=(5, 3)."),
+        ({"bases": (5, 3)}, "the lower first: above 10, some digits are letters. Got bases=(5, 3)."),
         ({"module": "mul", "bases": (2, 9)}, "`bases` must be left out with module='mul', which names no base."),
         (
             {"entropy": (0, 3)},

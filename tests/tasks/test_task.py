@@ -49,7 +49,7 @@ def test_an_answer_is_right_if_it_is_the_completion_spaces_around_it_aside() -> 
     assert [Fixed().is_right(answer, row) for answer in ("2", " 2", "2 \n", "", "22", "2 2", "-2")] == [True] * 3 + [
         False
     ] * 4
-    with pytest.raises(ValueError, match=r"`row` must have a `completion` to be right or wrong about\. Got 'text'\."):
+    with pytest.raises(ValueError, match=r"`row` must have a `completion` to compare the answer with\. Got 'text'\."):
         Fixed().is_right("2", {"text": "2"})
 
 

@@ -133,7 +133,7 @@ def test_rows_are_read_by_the_trainer(many: Path) -> None:
 def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
     for name, content, message in [
         ("nowhere.txt", None, "`files` must be a file that can be read. Got {path}: No such file or directory."),
-        ("empty.txt", b" \n\n", "`files` must be a file with something in it. Got {path}, which is empty."),
+        ("empty.txt", b" \n\n", "`files` must not be an empty or blank file. Got {path}."),
         ("a.txt", "é".encode("latin-1"), "`files` must be text in UTF-8. Got {path}: 'utf-8' codec can't decode"),
         ("a.txt.gz", b"plain", "`files` must be a file that can be read. Got {path}: Not a gzipped file"),
         (
@@ -191,7 +191,7 @@ def test_wrong_options_are_refused(many: Path) -> None:
 def test_too_little_to_test_on_is_refused(many: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("one document")
     with pytest.raises(
-        ValueError, match=r"`test_share` must have two or more .* Got 1\. Give `test_files`, or cut text"
+        ValueError, match=r"`test_share` needs at least two items to split\. Got 1\. Give `test_files`, or cut text"
     ):
         Text(files=tmp_path / "one.txt").test()
     with pytest.raises(
@@ -208,7 +208,7 @@ def test_a_missing_package_or_dataset_is_named(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(importlib.util, "find_spec", lambda *_: None)
         with pytest.raises(
             ValueError,
-            match=r"^`dataset`='x', which is no file, needs the package datasets: pip install 'sequencematch\[data",
+            match=r"^`dataset`='x', which is not a file, needs the package datasets: pip install 'sequencematch\[data",
         ):
             Text(dataset="x").train()
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

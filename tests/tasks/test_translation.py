@@ -125,7 +125,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
             {"test_target": long},
             "`test_source` and `test_target` must have the same number of lines, each the translation",
         ),
-        ({"target": empty}, f"`target` must be a file with something in it. Got {empty}, which is empty."),
+        ({"target": empty}, f"`target` must not be an empty or blank file. Got {empty}."),
         (
             {"source": "nowhere.en"},
             "`source` must be a file that can be read. Got nowhere.en: No such file or directory.",
@@ -148,7 +148,9 @@ def test_wrong_fields_are_refused(many: Path, tmp_path: Path) -> None:
     ):
         Translation(many, source_field="it").train(words)
     one = write(tmp_path / "one.jsonl", '{"en": "a", "fr": "b"}')
-    with pytest.raises(ValueError, match=r"`test_share` must have two or more .* Got 1\. Give `test_source`\."):
+    with pytest.raises(
+        ValueError, match=r"`test_share` needs at least two items to split\. Got 1\. Give `test_source`\."
+    ):
         Translation(one).train(words)
 
 

@@ -184,7 +184,7 @@ def run(folder: Path, record: Path, *, resume: bool = False, kill: Kill | None =
         try:
             made.train(resume_from_checkpoint=resume)
         except ValueError as error:
-            if "needs a whole checkpoint" not in str(error):
+            if "needs a complete checkpoint" not in str(error):
                 raise
             made.train()  # killed before there was one
         if kill is not None and kill.stage == "end":

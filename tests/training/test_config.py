@@ -54,7 +54,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "ignored noise": ({"objective": "mle", "noise_rate": 0.1}, "`noise_rate` would be ignored"),
     "ignored mixture": ({"divergence": "js", "mixture_weight": 0.4}, "`mixture_weight` would be ignored"),
     "mixture": ({"mixture_weight": 0.0}, "`mixture_weight` must lie in"),
-    "packing": ({"objective": "unlikelihood", "packing": True}, "`packing` does not go with"),
+    "packing": ({"objective": "unlikelihood", "packing": True}, "`packing` must be off for objective 'unlikelihood'"),
     "reuse": ({"replay_reuse": 0}, "`replay_reuse` must be positive"),
     "size": ({"replay_size": 0}, "`replay_size` must be at least 1"),
     "steps": ({"bc_steps": -1}, "`bc_steps` must not be negative"),
@@ -124,7 +124,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must not hold another run. Got .* whose run had alpha=0.01 and not 0.5"):
         trainer(tmp_path, alpha=0.5)
     again = trainer(tmp_path, max_steps=2)
-    with pytest.raises(ValueError, match=r"which has checkpoint-2. Go on with it by `resume_from_checkpoint=True`"):
+    with pytest.raises(ValueError, match=r"which has checkpoint-2. Resume it with `resume_from_checkpoint=True`"):
         again.train()
 
 

@@ -320,7 +320,7 @@ def test_a_run_is_not_started_over_and_goes_on_if_that_is_asked_for(
     run(read_recipe(file, [*flags, "--max-steps", "2"]), resume=True)  # nothing there yet
     calls = loaded(monkeypatch)
     with pytest.raises(
-        ValueError, match=r"which has checkpoint-2\. Go on with it by `--resume`, or choose another folder\."
+        ValueError, match=r"which has checkpoint-2\. Resume it with `--resume`, or choose another folder\."
     ):
         run(read_recipe(file, flags))
     assert calls == []
@@ -331,7 +331,7 @@ def test_a_run_is_not_started_over_and_goes_on_if_that_is_asked_for(
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_over(file: Path) -> None:
     run(read_recipe(file))
     (file.parent / "run" / "checkpoint-3" / "trainer_state.json").unlink()
-    with pytest.raises(ValueError, match="needs a whole checkpoint in"):
+    with pytest.raises(ValueError, match="needs a complete checkpoint in"):
         run(read_recipe(file), resume=True)
 
 

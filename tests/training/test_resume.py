@@ -232,7 +232,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no_buffer": ("replay.safetensors", Path.unlink, r"damaged: replay\.safetensors is missing"),
     "flipped_scheduler": ("scheduler.pt", flip, r"damaged: scheduler\.pt does not have the content that was written"),
     "cut_manifest": ("checkpoint.json", truncate, r"damaged: checkpoint\.json can't be read"),
-    "no_manifest": ("checkpoint.json", Path.unlink, r"not a whole checkpoint: checkpoint\.json is missing"),
+    "no_manifest": ("checkpoint.json", Path.unlink, r"not a complete checkpoint: checkpoint\.json is missing"),
 }
 
 
@@ -245,7 +245,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_the_damaged_one_named(
     with caplog.at_level(logging.WARNING, logger=checkpoints.logger.name):
         outcome = resumed(interrupted)
     (message,) = [each.getMessage() for each in caplog.records if each.name == checkpoints.logger.name]
-    assert re.search(rf"checkpoint-28 is {problem}\. Going on from checkpoint-21 instead\.$", message)
+    assert re.search(rf"checkpoint-28 is {problem}\. Resuming from checkpoint-21 instead\.$", message)
     assert_same(outcome, reference, after=21)
     checkpoints.check(run_folder(interrupted) / "checkpoint-35")
 
@@ -263,7 +263,7 @@ def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(interrupted: 
         ValueError, match=r"checkpoint-28 is damaged: optimizer\.pt should have \d+ bytes and has \d+\."
     ):
         resumed(interrupted, str(folder))
-    with pytest.raises(ValueError, match=r"checkpoint-99 is not a whole checkpoint: checkpoint\.json is missing\."):
+    with pytest.raises(ValueError, match=r"checkpoint-99 is not a complete checkpoint: checkpoint\.json is missing\."):
         resumed(interrupted, str(folder.with_name("checkpoint-99")))
 
 
@@ -271,11 +271,11 @@ def test_a_checkpoint_that_is_whole_can_be_asked_for_by_name(interrupted: Path, 
     assert_same(resumed(interrupted, str(run_folder(interrupted) / "checkpoint-21")), reference, after=21)
 
 
-def test_a_run_without_a_whole_checkpoint_says_what_is_wrong_with_each(interrupted: Path) -> None:
+def test_a_run_without_a_complete_checkpoint_says_what_is_wrong_with_each(interrupted: Path) -> None:
     truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
     (run_folder(interrupted) / "checkpoint-21" / "signals.json").unlink()
     with pytest.raises(
-        ValueError, match=r"needs a whole checkpoint in .*-28 is damaged: .*-21 is damaged: signals\.json is mis"
+        ValueError, match=r"needs a complete checkpoint in .*-28 is damaged: .*-21 is damaged: signals\.json is mis"
     ):
         resumed(interrupted)
     with pytest.raises(ValueError, match=r"`output_dir` must not hold another run\. Got .*, which has checkpoint-28\."):
@@ -283,7 +283,7 @@ def test_a_run_without_a_whole_checkpoint_says_what_is_wrong_with_each(interrupt
 
 
 def test_resuming_where_nothing_was_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`resume_from_checkpoint` needs a whole checkpoint in .*\. Found none\."):
+    with pytest.raises(ValueError, match=r"`resume_from_checkpoint` needs a complete checkpoint in .*\. Found none\."):
         resumed(tmp_path)
 
 

@@ -145,7 +145,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_checkpoint(t
 
     run.training_step = break_at_the_fifth  # type: ignore[method-assign]
     with pytest.raises(
-        NonFiniteError, match=r"The loss is nan, of .*loss/bc.* at step 5. It was not used, and the checkpoints"
+        NonFiniteError,
+        match=r"The loss is nan, of .*loss/bc.* at step 5. The weights were not updated, and the checkpoints",
     ):
         run.train()
     again = trainer(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
@@ -290,7 +291,7 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(tmp_path: Path) -
 
 
 def test_a_run_that_would_only_clone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`bc_steps`=10 must leave some of the run's 4 steps, or Eq. 4 never counts"):
+    with pytest.raises(ValueError, match=r"`bc_steps`=10 must be below the run's 4 steps, or Eq. 4 is never used"):
         trainer(tmp_path, bc_steps=10).train()
 
 

@@ -23,7 +23,7 @@ def policy(*, exact: bool = False, **changes: Any) -> Policy:
 
 
 def config(folder: Path, **changes: Any) -> SequenceMatchConfig:
-    """Short, on the CPU, telling nobody."""
+    """Short, on the CPU, without reporting."""
     values: dict[str, Any] = {
         "output_dir": str(folder / "run"),
         "max_steps": 4,

@@ -1,4 +1,4 @@
-"""The command line: commands parse and call. Each imports what it needs itself, so that `--help` is quick."""
+"""The command line. A command imports torch and transformers only when it runs, so that `--help` is fast."""
 
 import importlib
 import logging

@@ -11,18 +11,18 @@ from sequencematch.cli.models import TrustRemoteCode, load_tokenizer
 
 
 def data(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="One of those below, or your own: file.py:Class.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task listed below, or your own: file.py:Class.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write train.jsonl and test.jsonl.")],
     flags: Flags = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Whose tokenizer counts tokens, where a task does.")
+        str | None, typer.Option(metavar="MODEL", help="Model whose tokenizer counts tokens, if the task needs one.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write the rows of a task, to train on and to be tested on.
+    """Write the rows of a task, for training and for the test.
 
-    The options of a task are flags, as for sequencematch evaluate: the same ones give the same test.
+    The options of a task are flags, as for sequencematch evaluate. The same options give the same test rows.
 
     \b
         sequencematch data arithmetic out/mul --module mul

@@ -10,16 +10,16 @@ from sequencematch.cli.models import load
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of four; less is learnt.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of four, with less training.")] = False,
     seeds: Annotated[int, typer.Option(help="How often each objective is trained.")] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/demo"),
 ) -> None:
     """Watch a model delete wrong digits; then fine-tune three ways and compare.
 
-    The bundled model is handed sums with a wrong digit. Then the bundled base model, which knows base 10 only, is fine-tuned on
+    The bundled model is given sums with a wrong digit. Then the bundled base model, which knows base 10 only, is fine-tuned on
     other bases with maximum likelihood, behavioural cloning and SequenceMatch, on this machine's CPU.
 
-    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C leaves what is finished.
+    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C keeps the finished results.
     """
     if seeds < 1:
         raise ValueError(f"`--seeds` must be at least 1. Got {seeds}.")
@@ -42,7 +42,7 @@ def demo(
     except KeyboardInterrupt as interrupt:
         if outcomes:
             console.print(experiment.table(outcomes))
-        left = f"What is finished is in {out}." if outcomes else "Nothing was finished."
+        left = f"Finished results are in {out}." if outcomes else "Nothing was finished."
         typer.echo(f"Interrupted. {left}", err=True)
         raise typer.Exit(130) from interrupt
     console.print(experiment.table(outcomes))

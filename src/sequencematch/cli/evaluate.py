@@ -16,12 +16,12 @@ from sequencematch.cli.sampling import sampling_flags
 def evaluate(
     context: typer.Context,
     model: Model,
-    task: Annotated[str, typer.Option(metavar="TASK", help="One of those below, or your own: file.py:Class.")],
+    task: Annotated[str, typer.Option(metavar="TASK", help="A task listed below, or your own: file.py:Class.")],
     flags: Flags = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="A,B", help="What to measure. Default: the task's own.")
+        str | None, typer.Option(metavar="A,B", help="Metrics to compute. Default: the task's own.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many rows of the test.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of test rows to use, from the first.")] = None,
     mistakes: Annotated[int | None, typer.Option(help="Wrong tokens to recover from. Default: 1.")] = None,
     encoder: Annotated[
         str | None, typer.Option(help="MAUVE's: minilm, a folder, or a model on the hub. Default: gpt2-large.")
@@ -41,11 +41,11 @@ def evaluate(
 ) -> None:
     """Measure a model on a task.
 
-    Writes results.json, report.md and all generations to a folder. Interrupted, the same command goes on from there; and with
-    other --metrics it measures the generations that are there.
+    Writes results.json, report.md and all generations to a folder. After an interruption the same command resumes. With
+    other --metrics it reuses the saved generations.
 
-    The options of a task are flags as well. Text is taken as it stands, anything else is YAML: --entropy '[3, 6]'. One that
-    takes several values is repeated: --files a.txt --files b.txt.
+    The options of a task are flags as well. Text is taken literally, anything else is YAML: --entropy '[3, 6]'. An option
+    that takes several values is repeated: --files a.txt --files b.txt.
 
     \b
         sequencematch evaluate out/arithmetic/final --task arithmetic --module mul --test-size 100
@@ -78,7 +78,7 @@ def evaluate(
                 **{name: value for name, value in sampling.items() if value is not None},
             )
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"Interrupted. {evaluation.describe_saved(folder)} To go on: {command}", err=True)
+        typer.echo(f"Interrupted. {evaluation.describe_saved(folder)} To resume: {command}", err=True)
         raise typer.Exit(130) from interrupt
     record = dataclasses.replace(record, model=model, command=command)
     evaluation.save(record, folder)

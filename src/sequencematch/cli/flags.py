@@ -1,4 +1,4 @@
-"""Flags that only a recipe or a task knows: a command passes them on, and its help ends with all of them."""
+"""Flags defined by a recipe or a task: the command passes them on and lists them at the end of its help."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ Flags = Annotated[list[str] | None, typer.Argument(metavar="--OPTION VALUE", hid
 
 
 class FlagsCommand(TyperCommand):
-    """A command with such flags; it remembers what was typed."""
+    """A command with such flags; it remembers the command line as typed."""
 
     context_class = typer.Context
 
@@ -19,7 +19,7 @@ class FlagsCommand(TyperCommand):
         return list(super().parse_args(ctx, args))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Look the flags up only now, with the context's object: it takes seconds."""
+        """List the flags, which takes seconds: only when help is shown."""
         for heading, entries in ctx.obj().items():
             with formatter.section(heading):
                 formatter.write_dl(entries)

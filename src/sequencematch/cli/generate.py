@@ -15,9 +15,7 @@ from sequencematch.policy.sampling import Sampling
 @sampling_flags(*FLAGS)
 def generate(
     model: Model = "sequencematch/arithmetic",
-    prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="What to start from. May be repeated.")
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue. May be repeated.")] = None,
     prompts_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help='One prompt per line, or a .jsonl file with a "prompt" field.')
     ] = None,
@@ -52,7 +50,7 @@ def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _show(policy: Any, prompts: list[str], sampling: Sampling, batch_size: int, *, as_json: bool) -> None:
-    """Print every prompt and what became of it, in their order; a single one on a terminal as it is written."""
+    """Print every prompt with its completion, in order; on a terminal a single one is streamed."""
     from rich.console import Console
     from tqdm import tqdm
 

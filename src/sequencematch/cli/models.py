@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a .gguf file, or a model on the hub.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …  Default: cpu.")]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="What to load the model in; auto: as saved.")
+    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Dtype of the weights; auto: as saved.")
 ]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
 
 
 def load(model: str, trust_remote_code: bool = False, device: str | None = None, dtype: str = "auto") -> "Policy":
-    """The policy, loaded without a word on stdout, and without bars where stderr is no terminal."""
+    """Load a policy. Nothing is printed to stdout; progress bars appear only on a terminal."""
     import torch
 
     from sequencematch.policy import Policy
@@ -45,7 +45,7 @@ def load_tokenizer(model: str, trust_remote_code: bool) -> Any:
 
 @contextmanager
 def _reading(model: str) -> Iterator[None]:
-    """Keep the libraries quiet, and say of a model that is not there where it was looked for."""
+    """Silence the libraries. The error for a missing model says where it was looked for."""
     quiet()
     try:
         with redirect_stdout(sys.stderr):
@@ -60,7 +60,7 @@ def _reading(model: str) -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Only errors of Hugging Face's libraries, and their bars only where stderr is a terminal."""
+    """Let Hugging Face's libraries log errors only, and show progress bars only if stderr is a terminal."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 

@@ -13,7 +13,7 @@ def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see above, and examples/.")],
     flags: Annotated[list[str] | None, typer.Argument(metavar="--SETTING VALUE", hidden=True)] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the latest checkpoint in output_dir, if there is one.")
+        bool, typer.Option("--resume", help="Resume from the latest checkpoint in output_dir, if any.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check recipe and data, print all settings, and load no model.")
@@ -31,17 +31,17 @@ def train(
         learning_rate: 1e-4
         peft: {r: 16, target_modules: all-linear}
 
-    Each can be a flag as well, which wins: --learning-rate 1e-4, --packing, --no-packing, --peft.r 16.
+    A flag overrides the file: --learning-rate 1e-4, --packing, --no-packing, --peft.r 16.
 
     Settings are those below and nearly every field of transformers.TrainingArguments: max_steps, num_train_epochs,
     per_device_train_batch_size, gradient_accumulation_steps, warmup_steps, lr_scheduler_type, save_steps, eval_strategy,
     bf16, gradient_checkpointing, report_to, seed and so on.
 
-    Rows of a dataset have the columns text, prompt and completion, or messages. For noise_source: tokens also noise_tokens,
-    a list of what noise may be.
+    Rows of a dataset have the columns text, prompt and completion, or messages. With noise_source: tokens they also
+    have noise_tokens, a list of the tokens that noise may insert.
     """
     if not recipe.is_file():
-        raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is none.")
+        raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is not a file.")
     from sequencematch.training import NonFiniteError
     from sequencematch.training import recipe as recipes
 
@@ -57,7 +57,7 @@ def train(
         raise typer.Exit(1) from error
     except KeyboardInterrupt as interrupt:
         again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
-        typer.echo(f"Interrupted. {recipes.describe_saved(read)} To go on: {again}", err=True)
+        typer.echo(f"Interrupted. {recipes.describe_saved(read)} To resume: {again}", err=True)
         raise typer.Exit(130) from interrupt
     if trainer.is_world_process_zero():
         folder = read.output_dir / recipes.FINAL

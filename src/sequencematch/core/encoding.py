@@ -116,7 +116,7 @@ def encode(
 
     node = torch.arange(events.shape[1], device=device).expand_as(events)
     written = (node < nodes.count[:, None]) & (~in_prompt | owns_prompt[:, None].bool())
-    slots = torch.where(written, slot(node), rows * width)  # one slot past the end takes what is not written
+    slots = torch.where(written, slot(node), rows * width)  # one slot past the end takes the others
 
     def lay(values: Int[Tensor, "batch event"], padding: Int[Tensor, "slot"]) -> Int[Tensor, "row node"]:
         return padding.scatter(0, slots.flatten(), values.flatten())[:-1].view(rows, width)
@@ -168,7 +168,7 @@ def stack_nodes(
     walk = (2 * pushed).sub_(time + 1)
     depth = walk.sub_((walk - torch.minimum(pushed, floor[:, None])).cummin(1).values)
     by_depth, order = depth.sort(dim=1, stable=True)
-    # In that order a depth begins with the push that first reached it, so the latest push so far is of the same depth.
+    # In this order each depth starts with the push that first reached it: the latest push so far has the same depth.
     latest_push = (time * is_push.gather(1, order)).cummax(1).values
     next_is_as_deep = by_depth[:, 1:] == by_depth[:, :-1]
     return _LAYOUTS[layout](
@@ -191,10 +191,10 @@ class _Replay:
 
 
 def _tree(replay: _Replay) -> Nodes:
-    """A node per push. It is popped when the stack is next as deep as just before that push."""
+    """A node per push. It is popped when the stack next returns to its depth before that push."""
     count = replay.pushed.gather(1, replay.length - 1)
     pushed = replay.pushed.gather(1, replay.order)
-    place = replay.pushed * replay.is_push  # node j has place j + 1; place 0 takes what is no push
+    place = replay.pushed * replay.is_push  # node j has place j + 1; place 0 takes backspaces
     place_after = torch.cat([place[:, 1:], torch.zeros_like(place[:, :1])], dim=1).gather(1, replay.order)
 
     def per_node(values: Int[Tensor, "batch event"]) -> Int[Tensor, "batch event"]:
@@ -277,7 +277,7 @@ def _place(
     if width < max(counts):
         longest = max(range(len(counts)), key=counts.__getitem__)
         raise ValueError(
-            f"`row_length` must be at least the longest trajectory, which is packed whole. Got row_length={row_length}, but "
+            f"`row_length` must fit the longest trajectory: trajectories are not split. Got row_length={row_length}, but "
             f"trajectory {longest} has {counts[longest]} nodes in this layout. Raise `row_length`, or cut the trajectory with "
             f"`truncate`, which counts the nodes of layout 'tree'."
         )

@@ -152,7 +152,7 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """Whether the sequence was cut: its last decision executed an `<eos>` that nobody chose   (§4.2)."""
+        """Whether the sequence was cut: its last decision executed `<eos>` instead of the chosen action   (§4.2)."""
         return self.chosen[-1] != self.space.eos
 
     @property

@@ -86,7 +86,7 @@ def add_noise(
 
     A clean step (s_t, a_t) becomes three visits: s_t with a_t chosen but w executed, s_t·w with `<bkspc>` chosen and
     executed, and s_t once more. Only decisions are touched, so a prompt in the initial state stays clean. With `burst` > 1
-    that many wrong tokens are pushed in a row, and after the first `<bkspc>` is the right action; the paper pushes one.
+    that many wrong tokens are pushed in a row; once one is pushed, the right action is `<bkspc>`. The paper pushes one.
     """
     if not 0 <= rate <= 1:
         raise ValueError(

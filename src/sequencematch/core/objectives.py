@@ -1,7 +1,7 @@
 """The SequenceMatch objective Ĵ term by term (Eq. 4 and the χ²-mixture term), and the baselines of the paper.
 
-Losses take `Scores`, the logits and values that a policy gives trajectories, or log-probabilities; never a model. Terms are
-summed over time: averaging each sequence over its own length is an inconsistent estimator (the paper's footnote in §2.1). A
+Losses take `Scores` (a policy's logits and values of trajectories) or log-probabilities, never a model. Terms are summed
+over time: averaging each sequence over its own length is an inconsistent estimator (the paper's footnote in §2.1). A
 batch is divided once, by the number of scored data decisions.
 """
 
@@ -222,7 +222,7 @@ def repeat_candidates(encoding: Encoding) -> Bool[Tensor, "batch step node"]:
 def repeated_ngrams(
     tokens: Int[Tensor, "batch step"], length: Int[Tensor, "batch"], n: int = 4
 ) -> Bool[Tensor, "batch step"]:
-    """True where x_t belongs to an n-gram that also occurs, whole, before that n-gram begins   (App. H.1; Welleck et al. 2020)."""
+    """True where x_t belongs to an n-gram of which a complete copy ends before it begins   (App. H.1; Welleck et al. 2020)."""
     if n < 1:
         raise ValueError(f"`n` must be at least 1: it is the length of an n-gram. Got n={n}.")
     batch, steps = tokens.shape

@@ -25,7 +25,7 @@ def write_folder(folder: Path, write: Callable[[Path], None], marker: str | None
     folder = folder.absolute()
     if marker and folder.exists() and not (folder / marker).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
-            f"`folder` must be new, empty or one that may be replaced. Got {folder}, which has no {marker}."
+            f"`folder` must be new, empty, or hold {marker} from an earlier save. Got {folder}, which has none."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:

@@ -30,7 +30,9 @@ def read_rows(name: str, source: str, config: str | None = None, split: str = "t
     )
     if path.is_file() and kind != ".parquet":
         raise ValueError(f"{expected}, another kind of file.")
-    require("datasets", "datasets", f"`{name}`={source!r}, which is {'Parquet' if kind == '.parquet' else 'no file'},")
+    require(
+        "datasets", "datasets", f"`{name}`={source!r}, which is {'Parquet' if kind == '.parquet' else 'not a file'},"
+    )
     import datasets
 
     try:
@@ -98,7 +100,7 @@ def _content(name: str, path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"`{name}` must be a file that can be read. Got {path}: {reason}.") from error
     if not text.strip():
-        raise ValueError(f"`{name}` must be a file with something in it. Got {path}, which is empty.")
+        raise ValueError(f"`{name}` must not be an empty or blank file. Got {path}.")
     return text
 
 

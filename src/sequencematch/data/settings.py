@@ -1,7 +1,7 @@
 """Settings from YAML files and flags, converted to the types that a dataclass gives them. Errors name the file and the line.
 
-Not `HfArgumentParser`, which keeps `1e-4` as text, nor `TrlParser`, whose errors have no file and line, suggest no spelling
-and let a name be given twice.
+Not `HfArgumentParser`, which keeps `1e-4` as text, nor `TrlParser`, which accepts a name twice and whose errors have neither
+file and line nor a suggested spelling.
 """
 
 import re

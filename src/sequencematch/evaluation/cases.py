@@ -56,7 +56,7 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
 
 
 def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: int) -> list[tuple[int, ...]]:
-    """Each prompt, followed by a right beginning of its reference and `mistakes` wrong tokens   (§6.1).
+    """Each prompt, followed by a correct prefix of its reference and `mistakes` wrong tokens   (§6.1).
 
     Wrong tokens come from the row's `noise_tokens`, or else from the whole vocabulary. An answer's leading space is never
     replaced: a digit in its place would be an error of format, and might even be the answer. The draws of a row depend only
@@ -66,11 +66,11 @@ def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: in
     special = policy.space.special | set(tokenizer.all_special_ids)
     vocabulary = [n for n in range(min(policy.space.vocab_size, len(tokenizer))) if n not in special]
     generators = (torch.Generator().manual_seed(hash_seed("mistake", seed, number)) for number in range(len(cases)))
-    handed = []
+    found = []
     for case, generator in zip(cases, generators, strict=True):
         space, rest = _leading_space(policy, case)
-        handed.append(case.prompt + space + append_mistake(rest, case.noise_tokens or vocabulary, generator, mistakes))
-    return handed
+        found.append(case.prompt + space + append_mistake(rest, case.noise_tokens or vocabulary, generator, mistakes))
+    return found
 
 
 def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -40,23 +40,23 @@ def evaluate(
     progress: bool = True,
     **sampling: Unpack[SamplingOptions],
 ) -> Record:
-    """Generate from the prompts of a task's test, or the first `limit` of them, and measure; by default `task.metrics`.
+    """Generate from the task's test prompts, or the first `limit` of them, and compute `metrics`, by default the task's.
 
-    `sampling` holds fields of `Sampling`; the temperature and `max_new_tokens` are the task's. Its `seed`, 0 by default, is
-    for drawing `mistakes` as well, one a row by default. `encoder` is MAUVE's: `minilm`, a folder or a model on the hub.
-    Whatever can't work is refused before anything is generated. With `folder`, generations are kept there as they end, and
-    another call with the same settings goes on from them. Bars are shown only where stderr is a terminal.
+    `sampling` holds fields of `Sampling`; `max_new_tokens` is the task's, and so is the default temperature. `seed`, 0 by
+    default, also draws the `mistakes`: wrong tokens per row, 1 by default. `encoder` is MAUVE's: `minilm`, a folder or a model
+    on the hub. Settings are checked before anything is generated. With `folder`, generations are saved there as they end, and
+    another call with the same settings resumes. Progress bars are shown only if stderr is a terminal.
     """
     start = time.perf_counter()
     names = metric_names(task.metrics if metrics is None else metrics)
     chosen = [METRICS[name] for name in names]
-    hands_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("hands_mistakes", "encodes"))
+    needs_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("needs_mistakes", "encodes"))
     seed = sampling.pop("seed", None)
     used = _sampling(task, seed, sampling)
-    _check_used("seed", seed, used.temperature > 0 or hands_mistakes, "nothing is drawn at random")
-    _check_used("mistakes", mistakes, hands_mistakes, "recovery is not measured")
+    _check_used("seed", seed, used.temperature > 0 or needs_mistakes, "nothing is drawn at random")
+    _check_used("mistakes", mistakes, needs_mistakes, "recovery is not measured")
     _check_used("encoder", encoder, encodes, "MAUVE is not measured")
-    seed, mistakes = seed or 0, (1 if mistakes is None else mistakes) if hands_mistakes else None
+    seed, mistakes = seed or 0, (1 if mistakes is None else mistakes) if needs_mistakes else None
 
     rows = _rows(policy, task, limit, batch_size)
     cases = read_cases(policy, task, rows)
@@ -64,8 +64,8 @@ def evaluate(
     for name, metric in zip(names, chosen, strict=True):
         if metric.check is not None:
             metric.check(name, evidence)
-    handed = with_mistakes(policy, cases, seed, mistakes) if mistakes is not None else []
-    for prompt in (*(case.prompt for case in cases), *handed):
+    mistaken = with_mistakes(policy, cases, seed, mistakes) if mistakes is not None else []
+    for prompt in (*(case.prompt for case in cases), *mistaken):
         prompt_tokens(policy, prompt, used)
     evidence = replace(evidence, encoder=load_encoder(encoder, policy.device) if encodes else None)
 
@@ -93,8 +93,8 @@ def evaluate(
         return generations(policy, prompts, used, batch_size, path=path, identity=identity, progress=progress)
 
     evidence = replace(evidence, trajectories=made([case.prompt for case in cases], GENERATIONS))
-    if handed:
-        evidence = replace(evidence, recovered=made(handed, RECOVERIES))
+    if mistaken:
+        evidence = replace(evidence, recovered=made(mistaken, RECOVERIES))
     return replace(
         record,
         measures=tuple(measure for metric in chosen for measure in metric.measure(evidence)),
@@ -111,14 +111,14 @@ def describe_saved(folder: str | Path) -> str:
 
 
 def documentation(*, of_metrics: bool = True) -> dict[str, list[tuple[str, str]]]:
-    """Heading → metrics, or options of a task, and what they are."""
+    """Heading → names of metrics, or of a task's options, with their help texts."""
     options = {f"Task {name}, measured by {', '.join(kind.metrics)}": explained(kind) for name, kind in TASKS.items()}
     return ({"Metrics": [(name, metric.help) for name, metric in METRICS.items()]} if of_metrics else {}) | options
 
 
 def _sampling(task: Task, seed: int | None, given: Mapping[str, Any]) -> Sampling:
     if "max_new_tokens" in given:
-        raise ValueError("`max_new_tokens` must be the task's: references are cut there as well. Set it in the task.")
+        raise ValueError("`max_new_tokens` must be set in the task: references are cut to it, too.")
     temperature = given.get("temperature", task.temperature)
     drawn = {} if temperature == 0 else {"seed": seed or 0}
     return Sampling(**{"max_new_tokens": task.max_new_tokens, "temperature": temperature, **drawn, **given})

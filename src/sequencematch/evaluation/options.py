@@ -79,7 +79,7 @@ def _module(place: str) -> ModuleType:
             raise ValueError(f"`task` must be in a file or a module. Got {place}: {error}.") from error
     path = Path(place)
     if not path.is_file():
-        raise ValueError(f"`task` must be in a file that is there. Got {place}.")
+        raise ValueError(f"`task` must be in an existing file. Got {place}.")
     spec = importlib.util.spec_from_file_location(f"task in {place}", path)
     assert spec is not None
     assert spec.loader is not None

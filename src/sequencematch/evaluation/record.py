@@ -50,7 +50,7 @@ class Record:
             **self.sampling,
             "seed": self.seed,
             "mistakes": self.mistakes,
-            "texts": "behind the prompt",
+            "texts": "after the prompt",
             **self.versions,
         }
         # A path or a regular expression may contain the separator.

@@ -38,7 +38,7 @@ ENCODER = "gpt2-large"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What metrics are computed from: a policy, a task, its test cases, and the trajectories that the policy generated.
+    """The input of metrics: a policy, a task, its test cases, and the trajectories that the policy generated.
 
     `trajectories` start from the prompts, `recovered` from prompts with a mistake. Both are empty before generation;
     `recovered` stays empty unless a metric needs it.
@@ -67,7 +67,7 @@ class Evidence:
 class Metric:
     """How a metric is measured. `check` gets the metric's name and raises a `ValueError` for a task the metric does not fit.
 
-    If `judges`, the metric needs answers that are right or wrong; if `hands_mistakes`, trajectories from prompts with a
+    If `judges`, the metric needs answers that are right or wrong; if `needs_mistakes`, trajectories from prompts with a
     mistake; if `encodes`, a text encoder.
     """
 
@@ -75,7 +75,7 @@ class Metric:
     measure: Callable[[Evidence], Sequence[Measure]]
     check: Callable[[str, Evidence], None] | None = None
     judges: bool = False
-    hands_mistakes: bool = False
+    needs_mistakes: bool = False
     encodes: bool = False
 
 
@@ -205,7 +205,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             _recovery,
             _check_answers,
             judges=True,
-            hands_mistakes=True,
+            needs_mistakes=True,
         ),
         "backspace_rate": Metric("Share of <bkspc> among all actions.", lambda e: [backspace_rate(e.trajectories)]),
         "mauve": Metric("How near texts are to human ones (§6.2).", _mauve, _check_mauve, encodes=True),

@@ -41,7 +41,7 @@ def report(record: Record) -> str:
         ["metric", "value", "95 % interval", "n"],
         [[escaped(measure.name), *_numbers(measure)] for measure in record.measures],
     )
-    plain = [sample for sample in record.samples if not sample.handed]
+    plain = [sample for sample in record.samples if not sample.given]
     if plain:
         texts = [text for sample in plain for text in (sample.question, sample.reference)]
         is_short = all(len(text) <= _FITS_A_TABLE and "\n" not in text for text in texts)
@@ -53,10 +53,16 @@ def report(record: Record) -> str:
             "",
         ]
         lines += _sample_table(plain) if is_short else _sample_blocks(plain)
-    mistaken = [sample for sample in record.samples if sample.handed]
+    mistaken = [sample for sample in record.samples if sample.given]
     if mistaken:
         wrong = "a wrong token" if record.mistakes == 1 else f"{record.mistakes} wrong tokens"
-        lines += ["", "## After a mistake", "", f"The same rows, handed over with a right beginning and {wrong}.", ""]
+        lines += [
+            "",
+            "## After a mistake",
+            "",
+            f"The same rows, with a correct prefix of the answer and {wrong} after the prompt.",
+            "",
+        ]
         lines += _sample_table(mistaken)
     lines += ["", "## Signatures", "", "```text", record.signature]
     lines += [*(measure.signature for measure in record.measures), "```"]
@@ -67,7 +73,7 @@ def report(record: Record) -> str:
 
 def _summary(record: Record) -> str:
     greedy = record.sampling["temperature"] == 0
-    how = "the likeliest actions" if greedy else f"drawn at temperature {record.sampling['temperature']:g}"
+    how = "greedy decoding" if greedy else f"drawn at temperature {record.sampling['temperature']:g}"
     return (
         f"{record.count} rows of {escaped(record.task)}, at most {record.sampling['max_new_tokens']} tokens after each prompt, "
         f"{how}; {record.seconds:.0f} s on {escaped(record.machine)}."
@@ -82,7 +88,7 @@ def _numbers(measure: Measure) -> tuple[str, str, str]:
 def _sample_table(samples: list[Sample]) -> list[str]:
     columns = {
         "prompt": [escaped(sample.question) for sample in samples],
-        "handed over": [escaped(sample.handed) for sample in samples],
+        "given": [escaped(sample.given) for sample in samples],
         "actions": [as_markdown(sample.written) for sample in samples],
         "in the end": [escaped(sample.final) for sample in samples],
         "reference": [escaped(sample.reference) for sample in samples],

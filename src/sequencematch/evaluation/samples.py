@@ -15,14 +15,14 @@ SAMPLES = 5
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation as text. `handed` is the text given after the question: a right beginning and a mistake, or nothing.
+    """One generation as text. `given` is the text after the question in the prompt: a correct prefix and a mistake, or nothing.
 
     `written` is everything written, in order, after the deleted part of the prompt, if any. `final` is the final text after the
     question, or the whole final text if the question was altered.
     """
 
     question: str
-    handed: str
+    given: str
     written: tuple[Piece, ...]
     final: str
     reference: str
@@ -50,7 +50,7 @@ def _sample(evidence: Evidence, case: Case, trajectory: Trajectory, show: Decode
 
     return Sample(
         question=show_whole(case.prompt),
-        handed=text_behind(decode, case.prompt, trajectory.initial[len(case.prompt) :]),
+        given=text_behind(decode, case.prompt, trajectory.initial[len(case.prompt) :]),
         written=tuple(Piece(t, "kept" if fate == "replacement" else fate) for t, fate in pieces(trajectory, show)),
         final=show_whole(trajectory.final_state.tokens[:-1]) if found is None else found,
         reference=completion if isinstance(completion, str) else text_behind(decode, case.prompt, case.reference),

@@ -31,14 +31,14 @@ from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
 
 BASE, FINE_TUNED = "sequencematch/arithmetic-base", "sequencematch/arithmetic"
 #: Questions with a wrong digit at the end, to watch.
-HANDED = (
+MISTAKEN = (
     "In base 7, what is 25 + 14? Solution: 5",
     "In base 8, what is 735 - 66? Solution: 643",
     "In base 5, what is 10 - 331? Solution: 3",
     "In base 2, what is 1101 + 110? Solution: 1000",
 )
 OBJECTIVES: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequencematch": "SequenceMatch"})
-#: What is compared, in this order: the name of a measure → its heading.
+#: The measures that are compared, in this order: name → heading.
 COMPARED: Mapping[str, str] = MappingProxyType(
     {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right despite it"}
 )
@@ -85,7 +85,7 @@ def task(budget: Budget) -> Arithmetic:
 
 
 def config(objective: str, budget: Budget, seed: int, folder: str) -> SequenceMatchConfig:
-    """The same run for all three; where there is `<bkspc>`, noise of wrong digits, and half of SequenceMatch's steps are BC."""
+    """The same settings for all three. BC and SequenceMatch get wrong digits as noise; half of SequenceMatch's steps are BC."""
     own: dict[str, Any] = {}
     if objective != "mle":
         own |= {"noise_rate": 0.3, "noise_source": "tokens"}
@@ -113,13 +113,13 @@ def config(objective: str, budget: Budget, seed: int, folder: str) -> SequenceMa
 
 
 def show(console: Console, pause_s: float = 0.4) -> None:
-    """Hand the bundled model wrong digits, and watch it: token by token on a terminal, spelled out elsewhere."""
+    """Give the bundled model wrong digits, and watch it: token by token on a terminal, spelled out elsewhere."""
     policy = Policy.from_pretrained(FINE_TUNED)
     tokenizer: Any = policy.tokenizer
     decode = decoder(tokenizer)
     options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 12}
-    console.print("A model that can delete is handed a wrong last digit:\n")
-    for prompt in HANDED:
+    console.print("A model that can delete is given a wrong last digit:\n")
+    for prompt in MISTAKEN:
         if can_strike(console):
             tokens = tokenizer(prompt)["input_ids"]
             watch(console, prompt, tokens, policy.stream(prompt, **options), policy.space, decode, pause_s=pause_s)
@@ -146,7 +146,7 @@ def fine_tune(objective: str, budget: Budget, seed: int, save_to: Path | None) -
 
 
 def check_installed() -> None:
-    """Refuse to begin without what the comparison needs."""
+    """Refuse to begin if a package for the comparison is missing."""
     for package, extra in (("mathematics_dataset", "arithmetic"), ("matplotlib", "plot")):
         require(package, extra, "The demo")
 
@@ -212,7 +212,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Bars of what is compared, an interval on each, and with several seeds a dot for each."""
+    """Bars of the compared measures, an interval on each, and with several seeds a dot for each."""
     import matplotlib as mpl
 
     mpl.use("agg")

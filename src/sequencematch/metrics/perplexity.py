@@ -42,7 +42,7 @@ def perplexity(
     if not np.isfinite(losses).all() or losses.sum() < 0:
         raise ValueError(
             f"`log_probs` must hold finite log-probabilities, so their sum is at most 0. Got a sum of {-losses.sum():g}; "
-            f"losses are to be negated."
+            f"negate losses first."
         )
     low, high = np.exp(interval_of_ratio(losses, tokens))
     facts = {

@@ -12,7 +12,7 @@ from sequencematch.metrics.measure import Measure, mean_of
 def append_mistake(
     completion: Sequence[int], candidates: Sequence[int], generator: torch.Generator, mistakes: int = 1
 ) -> tuple[int, ...]:
-    """A right prefix of the completion, then `mistakes` wrong tokens, for a policy to continue   (§6.1, "Prompt with Mistake").
+    """A correct prefix of the completion, then `mistakes` wrong tokens, for a policy to continue   (§6.1, "Prompt with Mistake").
 
     The prefix length is uniform over 0 … len(completion) − 1. The first wrong token is uniform over the distinct candidates
     except the right next one. Later wrong tokens are uniform over all candidates: after the first, any token is wrong.
@@ -25,7 +25,7 @@ def append_mistake(
     never_wrong = [token for token in completion if pool in ([], [token])]
     if never_wrong:
         raise ValueError(
-            f"`candidates` must hold a wrong token wherever the completion is cut: two different ones always do. Got {pool}, "
+            f"`candidates` must hold a wrong token for every place of the completion: two different tokens suffice. Got {pool}, "
             f"none of them wrong in place of {never_wrong[0]}."
         )
 

@@ -29,7 +29,7 @@ def merged(model: Module) -> Iterator[None]:
 
 
 def without_input_casts(model: Module) -> list[Change]:
-    """For autocast: PEFT casts an adapter's input to the adapter's float32, and autocast casts it back."""
+    """Changes that switch off PEFT's cast of an adapter's input to float32, which autocast would only undo."""
     layers = [layer for layer in model.modules() if getattr(layer, "cast_input_dtype_enabled", False)]
     return [Change(layer, "cast_input_dtype_enabled", False) for layer in layers]
 

@@ -84,7 +84,8 @@ def _sdpa(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
 
 
-#: Never compiled: a layer recomputed under gradient checkpointing must run the same compiled code, with or without a prefix.
+#: Not compiled: layers with and without a prefix must break the graph at the same place. Otherwise gradient checkpointing may
+#: recompute one kind with the compiled code of the other.
 _uncompiled_sdpa = torch.compiler.disable(_sdpa)
 
 AttentionInterface.register(CAUSAL_PREFIX, causal_prefix_attention)

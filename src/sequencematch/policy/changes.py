@@ -25,7 +25,7 @@ class Change(NamedTuple):
 def lock_of(model: Any) -> Any:
     """The model's re-entrant lock. Every forward pass holds it, and so does whoever changes the model.
 
-    Nothing may hold it across a `yield` to a caller: a paused stream would block every other thread.
+    A generator must release it before it yields results: a paused stream would block every other thread.
     """
     with _NEW_LOCK:
         return _LOCKS.setdefault(model, threading.RLock())
@@ -62,10 +62,10 @@ def uncompiled(layers: Iterable[Any]) -> list[Change]:
 
 @contextmanager
 def decoding(model: Any, attention: str | None = None, compiled: Sequence[Any] = ()) -> Iterator[None]:
-    """The state for one forward pass of a decoder: evaluation mode, `compiled` layers uncompiled, an attention for one column.
+    """The state for one forward pass of a decoder: evaluation mode, `compiled` layers uncompiled, attention for one new token.
 
     `attention` names an implementation. By default it is the model's own, or SDPA in place of FlexAttention, whose block masks
-    don't pay for one column.
+    don't pay for one token.
     """
     with lock_of(model):
         config = model.config

@@ -1,4 +1,4 @@
-"""Hidden states → ℓ(a|s) and V(s), all that Eq. 4 needs; logits [position, vocabulary] are never held at once."""
+"""Hidden states → ℓ(a|s) and V(s), all that Eq. 4 needs, in slabs of the vocabulary instead of dense logits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 #: Logits in memory at a time: 128 MiB in float32.
 SLAB_ELEMENTS = 2**25
-#: Up to this many exponentials are kept for the backward pass of a trained unembedding: 1 GiB in float32, a third of dense logits.
+#: Most exponentials kept for the backward pass of a trained unembedding: 1 GiB in float32.
 KEPT_ELEMENTS = 2**28
 
 

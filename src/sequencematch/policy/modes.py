@@ -15,7 +15,7 @@ from sequencematch.policy.sharding import whole_weights
 
 @contextmanager
 def scoring(policy: Module, model: Any) -> Iterator[None]:
-    """Evaluation mode, sharded weights whole, compiled layers uncompiled. Not for backward passes."""
+    """Evaluation mode, sharded weights gathered, compiled layers uncompiled. Not for backward passes."""
     with lock_of(model), whole_weights(policy), changed([*set_training(policy, False), *uncompiled(policy.modules())]):
         yield
 

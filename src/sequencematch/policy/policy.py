@@ -48,7 +48,7 @@ class Policy(Scorer):
         trust_remote_code: bool = False,
         **model_options: Any,
     ) -> "Policy":
-        """A policy from a hub id, a local folder, one saved by `save_pretrained` or `export`, a GGUF file, or a model object.
+        """A policy from a hub id, a folder (also one written by `save_pretrained` or `export`), a GGUF file, or a model object.
 
         `peft_config` puts a new adapter on the model, `quantization_config` loads it in 4 bits for QLoRA. No code from a
         model's repository runs unless `trust_remote_code` is set.

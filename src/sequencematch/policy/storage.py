@@ -40,7 +40,7 @@ def save_beside(
 ) -> None:
     """As `save`, into a folder whose other files stay. The manifest is written last: without it the folder is incomplete.
 
-    `gathered` holds a sharded policy's whole weights by their names in its `state_dict`.
+    `gathered` holds the weights of a sharded policy, from `gathered_weights`, by their names in its `state_dict`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
@@ -51,7 +51,7 @@ def save_beside(
 
 
 def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
-    """The whole weights of a sharded policy, or None if it isn't sharded. Every process must call this."""
+    """The weights of a sharded policy, gathered from all processes, or None if it isn't sharded. Every process must call this."""
     weights = policy.state_dict()
     if not any(hasattr(tensor, "full_tensor") for tensor in weights.values()):
         return None
@@ -106,9 +106,9 @@ def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
     for file, size in sizes.items():
         path = folder / file
         if not path.is_file() or path.stat().st_size != size:
-            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            found = f"has {path.stat().st_size}" if path.is_file() else "is missing"
             raise ValueError(
-                f"{folder} is damaged: {file} should have {size} bytes and is {found}. Save or copy the policy again."
+                f"{folder} is damaged: {file} should have {size} bytes and {found}. Save or copy the policy again."
             )
 
 
@@ -192,7 +192,7 @@ def _load_backspace(folder: Path) -> Backspace | None:
     manifest_path, weights_path = folder / MANIFEST, folder / WEIGHTS
     if not manifest_path.is_file():
         if weights_path.is_file():
-            raise ValueError(f"{folder} was not written to its end: {MANIFEST} is missing. Save the policy again.")
+            raise ValueError(f"{folder} is incomplete: {MANIFEST} is missing. Save the policy again.")
         return None
     manifest = json.loads(manifest_path.read_text())
     if manifest["format"] != FORMAT:

@@ -1,6 +1,6 @@
 """CPU threads where the user didn't choose.
 
-A small model gains little from several threads on an idle machine, and is many times slower where it shares the cores.
+Several threads gain a small model little on an idle machine, and make it many times slower on a busy one.
 """
 
 import os
@@ -16,10 +16,10 @@ SMALL = 2_000_000
 
 
 def cpu_threads(parameters: int, environment: Mapping[str, str], threads: int, cores: int) -> int:
-    """One thread for a small model, unless the user chose their number; else as many as torch has now.
+    """One thread for a small model, unless the user chose a number; else as many as torch has now.
 
-    A user chooses by OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads`. The last is known by a number that is not
-    torch's default: all cores, or half of them on processors that run two threads a core.
+    A user chooses by OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads`. `set_num_threads` is assumed if the
+    number is not torch's default: all cores, or half of them on processors that run two threads a core.
     """
     is_chosen = "OMP_NUM_THREADS" in environment or "MKL_NUM_THREADS" in environment
     return threads if is_chosen or threads not in (cores, cores // 2) or parameters >= SMALL else 1

@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
     @property
     def operands(self) -> str:
-        """What is asked, without the wording: "Multiply -3 and 0.4." → "-3 0.4"; "In base 2, what is 1 - 10?" → "2 1 - 10"."""
+        """The question without its words: "Multiply -3 and 0.4." → "-3 0.4"; "In base 2, what is 1 - 10?" → "2 1 - 10"."""
         return re.sub(r"[^\d.+-]+", " ", self.text).strip(" .")
 
 
@@ -78,8 +78,8 @@ def check_questions(module: str, entropy: tuple[float, float], bases: tuple[int,
         raise ValueError(f"`bases` must be left out with module={module!r}, which names no base. Got bases={bases}.")
     if not BASES[0] <= bases[0] <= bases[1] <= BASES[1]:
         raise ValueError(
-            f"`bases` must be two numbers from {BASES[0]} to {BASES[1]}, the lower first: above, digits are letters. "
-            f"Got bases={bases}."
+            f"`bases` must be two numbers from {BASES[0]} to {BASES[1]}, the lower first: above {BASES[1]}, some digits are "
+            f"letters. Got bases={bases}."
         )
 
 

@@ -15,7 +15,7 @@ def shuffle(items: Sequence[Any], seed: int) -> list[Any]:
 def hold_out(items: Sequence[Any], share: float | None, seed: int, remedy: str) -> list[Any]:
     """A random share of the items, at least one and not all. `remedy` tells the caller what to do with fewer than two."""
     if len(items) < 2:
-        raise ValueError(f"`test_share` must have two or more items to hold some out. Got {len(items)}. {remedy}")
+        raise ValueError(f"`test_share` needs at least two items to split. Got {len(items)}. {remedy}")
     count = round((TEST_SHARE if share is None else share) * len(items))
     return shuffle(items, seed)[: min(max(count, 1), len(items) - 1)]
 

@@ -37,7 +37,7 @@ class Task(ABC):
         """Whether `answer`, the text after the prompt, equals the completion, ignoring surrounding spaces."""
         if "completion" not in row:
             raise ValueError(
-                f"`row` must have a `completion` to be right or wrong about. Got {', '.join(map(repr, row))}."
+                f"`row` must have a `completion` to compare the answer with. Got {', '.join(map(repr, row))}."
             )
         return answer.strip() == str(row["completion"]).strip()
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line per log elsewhere, and rollouts with their deletions."""
+"""Progress of a run: a bar on a terminal, a line per log, and rollouts with their deletions. Also stops at NaN gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.policy.display import can_strike, decoder, plain, struck
 from sequencematch.policy.policy import Policy
 
-#: What a log line shows, in this order, and how; the rest goes to `report_to` and the trainer's history.
+#: The numbers of a log line, in this order, with their formats; `report_to` and the trainer's history get all numbers.
 SHOWN: Mapping[str, str] = {
     "loss": "loss {:.4f}",
     "eval_loss": "eval loss {:.4f}",
@@ -57,7 +57,7 @@ class ProgressLines(TrainerCallback):
                 self.console.print(f"step {state.global_step}  {'  '.join(shown)}", soft_wrap=True)
 
     def show(self, policy: Policy, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Print rollouts as they were made, what was deleted struck through."""
+        """Print rollouts as they were made, with deleted text struck through."""
         with tqdm.external_write_mode():
             self.console.print(f"rollouts at step {step}", style="bold")
             for trajectory in trajectories:
@@ -71,21 +71,21 @@ class ProgressLines(TrainerCallback):
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or its gradient is no longer a number; the run has stopped, and what was saved before is intact."""
+    """The loss or its gradient is not finite; the run has stopped, and earlier checkpoints are intact."""
 
     def __init__(self, what: str, step: int, output_dir: str | None) -> None:
-        """`what` it is, at which optimisation step."""
+        """`what` begins the message: the loss or the gradient's norm, and its value."""
         super().__init__(
-            f"{what} at step {step}. It was not used, and the checkpoints in {output_dir} are intact. Lower `learning_rate` or "
-            f"`alpha`, or clip gradients with `max_grad_norm`."
+            f"{what} at step {step}. The weights were not updated, and the checkpoints in {output_dir} are intact. Lower "
+            f"`learning_rate` or `alpha`, or clip gradients with `max_grad_norm`."
         )
 
 
 class StopAtNonFiniteGradients(TrainerCallback):
-    """Looks at gradients before they are used."""
+    """Checks gradients before the weights are updated."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Their norm must be a number, except in float16, where the scaler skips such steps itself."""
+        """Their norm must be finite, except in float16, where the scaler skips such steps itself."""
         if args.fp16:
             return
         norm: Any = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

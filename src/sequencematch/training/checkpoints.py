@@ -44,7 +44,7 @@ def finish(folder: Path) -> None:
 def check(folder: Path) -> None:
     """Refuse a checkpoint with a missing, truncated or changed file."""
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} is not a whole checkpoint: {MANIFEST} is missing.")
+        raise ValueError(f"{folder} is not a complete checkpoint: {MANIFEST} is missing.")
     try:
         listed = {name: dict(entry) for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -78,10 +78,10 @@ def latest(output_dir: Path) -> Path:
             damaged.append(str(error))
         else:
             for problem in damaged:
-                logger.warning("%s Going on from %s instead.", problem, folder.name)
+                logger.warning("%s Resuming from %s instead.", problem, folder.name)
             return folder
     raise ValueError(
-        f"`resume_from_checkpoint` needs a whole checkpoint in {output_dir}. Found {' '.join(damaged) or 'none.'}"
+        f"`resume_from_checkpoint` needs a complete checkpoint in {output_dir}. Found {' '.join(damaged) or 'none.'}"
     )
 
 
@@ -114,7 +114,7 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
     try:
         known, ours = json.loads(path.read_text()), json.loads(json.dumps(identity))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged. Remove it if the checkpoints beside it are of this very run.") from error
+        raise ValueError(f"{path} is damaged. Remove it if the checkpoints beside it belong to this run.") from error
     for name, value in ours.items():
         if known.get(name, value) != value:
             raise ValueError(
@@ -133,8 +133,8 @@ def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | No
         check(found)
     elif checkpoints(output_dir):
         raise ValueError(
-            f"`output_dir` must not hold another run. Got {output_dir}, which has {checkpoints(output_dir)[0].name}. Go on "
-            f"with it by `resume_from_checkpoint=True`, or choose another folder."
+            f"`output_dir` must not hold another run. Got {output_dir}, which has {checkpoints(output_dir)[0].name}. "
+            f"Resume it with `resume_from_checkpoint=True`, or choose another folder."
         )
     if found is not None and not any(found.glob("rng_state*.pth")):
         raise ValueError(

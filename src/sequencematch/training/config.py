@@ -182,7 +182,7 @@ class SequenceMatchConfig(TrainingArguments):
             raise ValueError(f"`noise_rate` must be a probability in [0, 1]. Got {self.noise_rate}.")
         if self.noise_rate and not self.objective_value.deletes:
             raise ValueError(
-                f"`noise_rate` would be ignored: objective {self.objective!r} knows no <bkspc>. Got {self.noise_rate}; "
+                f"`noise_rate` would be ignored: objective {self.objective!r} does not use <bkspc>. Got {self.noise_rate}; "
                 f"leave it out, or use objective 'bc' or 'sequencematch'."
             )
         if self.mixture_weight != 0.5 and self.divergence != "chi2_mixture":
@@ -192,7 +192,7 @@ class SequenceMatchConfig(TrainingArguments):
         if self.packing is None:
             self.packing = self.objective != "unlikelihood"
         if self.packing and self.objective == "unlikelihood":
-            raise ValueError("`packing` does not go with objective 'unlikelihood', which compares the tokens of a row.")
+            raise ValueError("`packing` must be off for objective 'unlikelihood', which needs one trajectory per row.")
         for name in (
             "noise_burst",
             "replay_size",

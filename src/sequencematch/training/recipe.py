@@ -1,4 +1,4 @@
-"""A run as a file: what to train, on what and how, from YAML and flags; checked before a model is loaded."""
+"""A run as a file: model, data and settings, from YAML and flags; checked before a model is loaded."""
 
 import json
 import types
@@ -21,13 +21,13 @@ from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConf
 from sequencematch.training.inputs import reader
 from sequencematch.training.trainer import SequenceMatchTrainer
 
-#: What weights may be kept in; `auto` is what they were saved in.
+#: Dtypes of the weights; auto: as saved.
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 #: Ways to load a model in few bits, as `transformers.BitsAndBytesConfig` has them; 4bit is QLoRA's.
 QUANTIZATIONS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
     {"4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}}
 )
-#: What a summary says of `TrainingArguments` even where it is the default.
+#: Fields of `TrainingArguments` that a summary shows even at their defaults.
 _ALWAYS_SHOWN = (
     "output_dir",
     "use_cpu",
@@ -43,7 +43,7 @@ FINAL = "final"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, on what data and how. A YAML file holds these fields and those of `config` side by side."""
+    """Model, data and settings of a run. A YAML file holds these fields and those of `config` side by side."""
 
     model: str = field(metadata={"help": "A folder, or a model on the hub."})
     dataset: str = field(
@@ -69,7 +69,7 @@ class Recipe:
     )
     dtype: str = field(
         default="float32",
-        metadata={"help": f"What weights are kept in: {', '.join(DTYPES)}. To compute in bfloat16 set bf16."},
+        metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}. To compute in bfloat16 set bf16."},
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "eager, sdpa or flex_attention. Default: the model's own."}
@@ -77,7 +77,7 @@ class Recipe:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's repository."})
 
     def __post_init__(self) -> None:
-        """Refuse what can't work or would be ignored."""
+        """Refuse settings that can't work or would be ignored."""
         check_choice("dtype", self.dtype, DTYPES)
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
@@ -164,14 +164,14 @@ def read_recipe(path: str | Path, flags: Sequence[str] = ()) -> Recipe:
 
 
 def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
-    """Train, and save the policy in `output_dir/final`; `resume` goes on from the latest whole checkpoint, if there is one.
+    """Train, and save the policy in `output_dir/final`; `resume` continues from the latest complete checkpoint, if any.
 
     Data is read and checked before the model is loaded.
     """
     config, found = recipe.config, checkpoints.checkpoints(recipe.output_dir)
     if found and not resume and not config.resume_from_checkpoint:
         raise ValueError(
-            f"`output_dir` must not hold another run. Got {recipe.output_dir}, which has {found[0].name}. Go on with it by "
+            f"`output_dir` must not hold another run. Got {recipe.output_dir}, which has {found[0].name}. Resume it with "
             f"`--resume`, or choose another folder."
         )
     rows, held_out = recipe.rows()
@@ -219,7 +219,7 @@ def prompt(trainer: SequenceMatchTrainer) -> str:
 
 
 def documentation() -> dict[str, list[tuple[str, str]]]:
-    """Heading → settings, and what they are."""
+    """Heading → names of settings, with their help texts."""
     fields_of_config = {f.name: f for f in fields(SequenceMatchConfig)}
     return {
         "What to train": [

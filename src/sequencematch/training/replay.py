@@ -24,7 +24,7 @@ class ReplayBuffer:
     """The latest `size` rollouts, and how many rollouts were made and drawn so far   (App. E).
 
     Each rollout is drawn `reuse` times on average. If a step draws n rollouts and G are made at a time, new ones are due every
-    G · reuse / n steps. `is_due` compares the two counts, so the average is right for any n and G.
+    G · reuse / n steps. `is_due` compares the two counts, so the average tends to `reuse` for any n and G.
     """
 
     def __init__(self, size: int, reuse: float) -> None:

@@ -40,7 +40,7 @@ REPLAY, SIGNALS = "replay.safetensors", "signals.json"
 class SequenceMatchTrainer(Trainer):
     """Fine-tune a causal language model with `<bkspc>`, or with one of the paper's baselines   (Alg. 1).
 
-    Datasets have the formats of TRL; see `examples.reader`. `rollouts` says where the policy's own trajectories come from:
+    Datasets have the formats of TRL; see `data.examples.Reader`. `rollouts` says where the policy's own trajectories come from:
     by default it makes them itself between two steps.
     """
 
@@ -79,7 +79,7 @@ class SequenceMatchTrainer(Trainer):
         if not only_completions(args, first):
             read = examples.read = replace(read, scores_prompt=True)
             if not first.is_text:
-                as_examples(train_dataset, read, "train_dataset")  # once more: its prompts are learnt, too
+                as_examples(train_dataset, read, "train_dataset")  # again: the loss covers its prompts, too
         if isinstance(eval_dataset, dict):
             eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
         elif eval_dataset is not None:
@@ -90,7 +90,7 @@ class SequenceMatchTrainer(Trainer):
             raise ValueError(
                 f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
             )
-        # Models with attention of their own may have a causal mask of as many columns as positions: a row each for them.
+        # Models without an attention backend may have a causal mask of fixed size, too small for packed rows: no packing.
         packs = args.packing and policy.base._supports_attention_backend
         self.hidden_size = policy.backspace.row.shape[0] if packs else None
         if args.compile_layers:
@@ -133,7 +133,7 @@ class SequenceMatchTrainer(Trainer):
             self.add_callback(own)
 
     def get_train_dataloader(self) -> Any:
-        """As in transformers, but it draws nothing from torch's global generator, which belongs to the model's dropout."""
+        """As in transformers, but with its own generator: draws from torch's global one would change the model's dropout."""
         loader = super().get_train_dataloader()
         getattr(loader, "base_dataloader", loader).generator = torch.Generator().manual_seed(self.args.seed)
         return loader
@@ -144,7 +144,7 @@ class SequenceMatchTrainer(Trainer):
         """The batches of one optimisation step with their rollouts, and N over all of them in all processes   (Alg. 1)."""
         drawn = [next(epoch_iterator, None) for _ in range(num_batches)]
         if None in drawn and isinstance(self.train_dataset, ExampleStream):
-            drawn = []  # transformers makes no step of the last batches of a stream, but would keep their gradients
+            drawn = []  # transformers skips the incomplete last step of a stream, but would keep its gradients
         data = [self._data(batch) for batch in drawn if batch is not None]
         counts = torch.tensor([sum(map(len, data)), sum(len(t) for batch in data for t in batch)], device=device)
         everywhere = self.accelerator.gather(counts[None]).tolist()
@@ -168,7 +168,7 @@ class SequenceMatchTrainer(Trainer):
     def _parts(self, data: list[Trajectory], model: list[Trajectory], num_items: int) -> list[Batch]:
         """A batch, encoded and split so that each forward pass fits the data's node budget.
 
-        Every process makes as many passes: sharded weights are gathered in each.
+        All processes make the same number of passes, since each pass gathers sharded weights.
         """
         budget = node_budget(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
         count = num_passes(data, model, budget)
@@ -180,7 +180,7 @@ class SequenceMatchTrainer(Trainer):
 
     @cached_property
     def fusions(self) -> list[Fusion]:
-        """What a step computes in fewer kernels. Compiled layers are fused already, and weights in shards can't be."""
+        """The fused kernels of a step: none for compiled layers, which are fused already, and for sharded weights."""
         whole = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
         is_whole = self.accelerator.distributed_type in whole and not is_sharded(self.model)
         is_compiled = self.args.compile_layers or self.args.torch_compile
@@ -239,7 +239,7 @@ class SequenceMatchTrainer(Trainer):
         return Weights(args.divergence_value, args.alpha, args.gamma, bc_weight, args.unlikelihood_weight)
 
     def _data(self, batch: dict[str, Any]) -> list[Trajectory]:
-        """A batch's trajectories as collated; noise that is the model's own mistakes is put in here, where the model is."""
+        """A batch's trajectories as collated; noise from the model is added here, since the collator has no model."""
         examples: list[Example] = batch["examples"]
         if not self.collate.noise_is_the_models:
             return list(batch["trajectories"])
@@ -252,7 +252,7 @@ class SequenceMatchTrainer(Trainer):
         return [self.collate.trajectory(e, source) for e, source in zip(examples, noise, strict=True)]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train; `resume_from_checkpoint=True` goes on, exactly, from the latest checkpoint that is whole."""
+        """Train; `resume_from_checkpoint=True` resumes exactly from the latest complete checkpoint."""
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         found = checkpoints.begin(Path(self.args.output_dir), self.identity, resume)
         self.signals, self.logged_at = Signals(), time.perf_counter()
@@ -268,11 +268,11 @@ class SequenceMatchTrainer(Trainer):
             self.progress.bar.close()
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
-        """Epochs and batches that are done. A stream's passes have no known length, but a checkpoint knows its place in them."""
+        """Epochs and batches already done. A stream has no known length: its place is computed from the checkpoint."""
         max_steps, checkpoint = arguments[0], arguments[3]
         if self.args.objective_value.rolls_out and self.args.bc_steps >= max_steps:
             raise ValueError(
-                f"`bc_steps`={self.args.bc_steps} must leave some of the run's {max_steps} steps, or Eq. 4 never counts. Lower "
+                f"`bc_steps`={self.args.bc_steps} must be below the run's {max_steps} steps, or Eq. 4 is never used. Lower "
                 f"`bc_steps`, train longer, or use objective 'bc'."
             )
         if checkpoint is None:  # also where `auto_find_batch_size` starts over
@@ -320,7 +320,7 @@ class SequenceMatchTrainer(Trainer):
         """Ours is written by `save_model`; transformers' would replace it before a push."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """What transformers saves, the buffer and the signals, in a folder that gets its name when it is whole."""
+        """Save the state of transformers, the buffer and the signals, in a folder that is renamed when complete."""
         del model
         run = Path(self._get_output_dir(trial=trial))
         folder = run / f"checkpoint-{self.state.global_step}"
