@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import os
 import pty
+import re
 import signal
 import subprocess
 import termios
@@ -192,11 +193,11 @@ def test_dtype_and_device_reach_the_model(folder: Path) -> None:
 def test_deletions_are_struck_on_a_terminal_and_named_elsewhere(folder: Path, prompts: list[str]) -> None:
     deleting: list[str | Path] = ["generate", folder, *prompts, *SMALL, "--backspace-bias", "100"]
     shown = run(*deleting, terminal=True).stdout
-    assert f"{ESCAPE}9;31mat{ESCAPE}0m" in shown  # 9 strikes through, 31 is red
+    assert f"{ESCAPE}9;31mat" in shown  # 9 strikes through, 31 is red
     assert "<bkspc>" not in shown
     piped = run(*deleting).stdout
     assert ESCAPE not in piped
-    assert piped.startswith("cat<bkspc><bkspc><bkspc>")
+    assert re.match("cat<bkspc><bkspc>[^<]<bkspc>", piped)  # at the first token it has to write
     # Control: where nothing is deleted, nothing is struck.
     writing: list[str | Path] = ["generate", folder, *prompts, *SMALL, "--backspace-bias", "-100"]
     assert f"{ESCAPE}9;31m" not in run(*writing, terminal=True).stdout
@@ -221,7 +222,7 @@ def test_a_real_terminal_gets_colours_and_a_bar_on_stderr(folder: Path) -> None:
         with ThreadPoolExecutor() as threads:
             shown, bar = threads.map(read_all, (out, err))
     assert process.returncode == 0
-    assert f"{ESCAPE}2mc{ESCAPE}0m{ESCAPE}9;31mat{ESCAPE}0m" in shown
+    assert f"{ESCAPE}2mc{ESCAPE}0m{ESCAPE}9;31mat" in shown
     assert "2/2" in bar
     assert "2/2" not in shown
 
@@ -330,7 +331,7 @@ def test_a_folder_without_a_model_is_said_to_be_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--max-new-tokens", "0"], "`max_new_tokens` must be at least 1: there would be nothing to write. Got 0."),
+        (["--max-new-tokens", "0"], "`max_new_tokens` must be a whole number of at least 1. Got 0."),
         (["--max-new-tokens", "1000"], "`prompts` and `max_new_tokens` must fit the model's context of 128 tokens."),
         (["--temperature", "0", "--seed", "1"], "would be ignored at temperature 0"),
         (["--top-k", "0"], "`top_k`"),

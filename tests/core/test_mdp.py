@@ -139,7 +139,7 @@ def test_truncation_keeps_every_state_it_can_and_ends_in_eos(trajectory: Traject
     [
         (
             {"initial": ()},
-            "`initial` must hold at least one token, be it <bos>: the policy needs a state to act in. Got none.",
+            "`initial` must hold at least one token, such as <bos>: the policy needs a state to act in. Got none.",
         ),
         (
             {"initial": (4, BK)},
@@ -193,7 +193,7 @@ def test_other_wrong_arguments_are_refused() -> None:
         ActionSpace(vocab_size=6, eos=5, pad=9)
     with pytest.raises(ValueError, match=re.escape("`floor` must be at least 1: a state is never empty. Got floor=0.")):
         step(SPACE, State((4,)), BK, floor=0)
-    with pytest.raises(ValueError, match=re.escape("`prompt` must hold at least one token, be it <bos>")):
+    with pytest.raises(ValueError, match=re.escape("`prompt` must hold at least one token, such as <bos>")):
         Trajectory.rollout(SPACE, (), (1, EOS))
     with pytest.raises(ValueError, match=re.escape("`actions` must hold at least one action")):
         Trajectory.rollout(SPACE, (4,), ())
@@ -202,7 +202,7 @@ def test_other_wrong_arguments_are_refused() -> None:
     ):
         Trajectory.rollout(SPACE, (4,), (1, EOS, 2))
     with pytest.raises(
-        ValueError, match=re.escape("`score_prompt` needs a prompt without <eos> (id 5) behind its first token")
+        ValueError, match=re.escape("`score_prompt` needs a prompt without <eos> (id 5) after its first token")
     ):
         Trajectory.rollout(SPACE, (4, EOS, 1), (1, EOS)).score_prompt()
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def read(row: Any, *, template: bool = False, needs_noise: bool = False, **chang
     tokenizer = character_tokenizer()
     if template:
         tokenizer.chat_template = TEMPLATE
-    return Reader(tokenizer, EOS, **({"max_length": 64, "needs_noise": needs_noise} | changes))(row)
+    return Reader(tokenizer, frozenset({EOS}), **({"max_length": 64, "needs_noise": needs_noise} | changes))(row)
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -34,7 +35,8 @@ def test_all_formats_give_the_same_example() -> None:
     assert read({"prompt": "ca", "completion": "t."}) == expected
     whole = list(ids("cat."))
     assert read({"input_ids": whole, "completion_mask": [0, 0, 1, 1]}) == expected
-    assert read({"input_ids": [*whole, EOS], "completion_mask": [0, 0, 1, 1, 1]}) == expected  # <eos> is added anyway
+    ended = read({"input_ids": [*whole, EOS], "completion_mask": [0, 0, 1, 1, 1]})
+    assert ended == replace(expected, end=EOS)  # which is what is added otherwise
     text = Example(ids("c"), ids("at."), is_text=True)
     assert read({"text": "cat."}) == text == read({"input_ids": whole})
 
@@ -47,7 +49,7 @@ def test_the_last_turn_of_a_conversation_is_the_completion() -> None:
         {"role": "assistant", "content": "ah."},
     ]
     before = (*ids("u:hi"), EOS, *ids(";a:oh"), EOS, *ids(";u:eh"), EOS, *ids(";a:"))
-    expected = Example(before, ids("ah."), is_text=False)
+    expected = Example(before, ids("ah."), is_text=False, end=EOS)
     assert read({"messages": turns}, template=True) == expected
     assert read({"prompt": turns[:3], "completion": turns[3:]}, template=True) == expected
 
@@ -60,7 +62,7 @@ def test_a_token_that_would_span_prompt_and_completion_is_split() -> None:
     core = Tokenizer(models.BPE({"<eos>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
     assert tokenizer("ab")["input_ids"] == [3]
-    make = Reader(tokenizer, 0, max_length=8)
+    make = Reader(tokenizer, frozenset({0}), max_length=8)
     assert make({"prompt": "a", "completion": "b"}) == Example((1,), (2,), is_text=False)
 
 
@@ -84,7 +86,7 @@ class Stream:
 
 
 def test_a_stream_is_read_in_order_and_its_prompts_go_round() -> None:
-    plain = Reader(character_tokenizer(), EOS, max_length=64)
+    plain = Reader(character_tokenizer(), frozenset({EOS}), max_length=64)
     stream = as_examples(Stream(), plain, "train_dataset")
     assert isinstance(stream, ExampleStream)
     assert [e.index for e in stream] == list(range(12))
@@ -94,7 +96,7 @@ def test_a_stream_is_read_in_order_and_its_prompts_go_round() -> None:
 
 
 def test_prompts_of_a_dataset_depend_on_the_rollouts_number_alone() -> None:
-    plain = Reader(character_tokenizer(), EOS, max_length=64)
+    plain = Reader(character_tokenizer(), frozenset({EOS}), max_length=64)
     examples = as_examples(rows(), plain, "train_dataset")
     assert isinstance(examples, Examples)
     whole = examples.prompts(0, 400, seed=3)
@@ -104,11 +106,11 @@ def test_prompts_of_a_dataset_depend_on_the_rollouts_number_alone() -> None:
 
 
 def test_pads_are_left_out_and_labels_say_what_is_learnt() -> None:
-    pair = Example((5, 6), (7,), is_text=False)
+    pair = Example((5, 6), (7,), is_text=False, end=EOS)
     padded = {"input_ids": [0, 5, 6, 7, EOS, 0], "attention_mask": [0, 1, 1, 1, 1, 0]}
     assert read({**padded, "labels": [-100, -100, -100, 7, EOS, -100]}) == pair
     assert read({**padded, "completion_mask": [0, 0, 0, 1, 1, 0]}) == pair
-    assert read(padded) == Example((5,), (6, 7), is_text=True)
+    assert read(padded) == Example((5,), (6, 7), is_text=True, end=EOS)
     with pytest.raises(ValueError, match="0 for the prompt and 1 from there on"):
         read({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 0]})
 
@@ -133,17 +135,19 @@ def test_an_eos_in_a_prompt_is_fine_unless_prompts_are_learnt() -> None:
 def test_rows_with_and_without_prompts_do_not_mix() -> None:
     with pytest.raises(ValueError, match=r"must have prompts in all rows or in none. Row 1 differs"):
         as_examples(
-            [{"text": "ab"}, {"prompt": "a", "completion": "b"}], Reader(character_tokenizer(), EOS, 64), "data"
+            [{"text": "ab"}, {"prompt": "a", "completion": "b"}],
+            Reader(character_tokenizer(), frozenset({EOS}), 64),
+            "data",
         )
 
 
 def test_what_can_be_read_only_once_is_refused() -> None:
     with pytest.raises(ValueError, match="Got an iterator, which can be read only once"):
-        as_examples((row for row in rows()), Reader(character_tokenizer(), EOS, 64), "data")
+        as_examples((row for row in rows()), Reader(character_tokenizer(), frozenset({EOS}), 64), "data")
 
 
 def test_datasets_can_be_sent_to_worker_processes() -> None:
-    made = Reader(character_tokenizer(), EOS, 64)
+    made = Reader(character_tokenizer(), frozenset({EOS}), 64)
     for data in (as_examples(rows(), made, "data"), as_examples(Stream(), made, "data")):
         data.prompts(0, 2, seed=0)
         again = pickle.loads(pickle.dumps(data))
@@ -161,7 +165,7 @@ def test_a_stream_that_splits_itself_among_workers_is_not_split_again() -> None:
     class Plain(Stream):
         pass
 
-    made = Reader(character_tokenizer(), EOS, 64)
+    made = Reader(character_tokenizer(), frozenset({EOS}), 64)
     for source in (Splitting(), Plain()):
         loader = torch.utils.data.DataLoader(ExampleStream(source, made), num_workers=2, batch_size=None)
         seen = list(loader)

@@ -380,7 +380,11 @@ def no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
             "`seed` would be ignored: nothing is drawn at random. Got seed=1; leave it out.",
         ),
         (Questions(THREE), {"max_new_tokens": 3}, "`max_new_tokens` must be set in the task"),
-        (Questions(THREE), {"temperature": -1.0}, "`temperature` must be 0 (greedy) or positive. Got -1.0."),
+        (
+            Questions(THREE),
+            {"temperature": -1.0},
+            "`temperature` must be 0 (greedy), or a number of at least 1e-6. Got -1.0.",
+        ),
         (Questions(THREE), {"top_p": 0.5}, "would be ignored at temperature 0"),
         (
             Questions([{"prompt": "a"}]),

@@ -81,14 +81,21 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
 
 def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Sampling) -> list[Step]:
     """Every action of row number `row`, until it ends."""
-    eos, bkspc = policy.space.eos, policy.space.bkspc
+    eos, ends, bkspc = policy.space.eos, policy.space.ends, policy.space.bkspc
     floor = len(prompt) if sampling.protect_prompt else 1
-    stack, steps = list(prompt), list[Step]()
+    stack, steps, deepest = list(prompt), list[Step](), len(prompt)
     banned: dict[tuple[int, ...], set[int]] = {}
     while True:
         logits = fresh_logits(policy, stack)
         value = log_sum_exp(logits)
         logits[bkspc] += sampling.backspace_bias
+        if sampling.hold_back is not None:
+            floor = max(floor, deepest - sampling.hold_back)
+        if len(stack) <= floor and not sampling.self_loops:
+            logits[bkspc] = -math.inf
+        if sampling.min_new_tokens and len(stack) - len(prompt) < sampling.min_new_tokens:
+            for end in ends:
+                logits[end] = -math.inf
         if sampling.ban_deleted:
             for token in banned.get(tuple(stack), set()):
                 logits[token] = -math.inf
@@ -104,13 +111,15 @@ def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Samplin
         chosen = int(choose(torch.tensor([logits], dtype=torch.float64), drawn)[0])
         executed = chosen
         is_full = len(stack) == len(prompt) + sampling.max_new_tokens and chosen != bkspc
-        if is_full or chosen in sampling.stop_tokens or len(steps) + 1 == sampling.action_limit:
+        is_cut = is_full or chosen in sampling.stop_tokens or len(steps) + 1 == sampling.action_limit
+        if is_cut and chosen not in ends:
             executed = eos
         steps.append(Step(tuple(stack), logits, value, uniform, chosen, executed))
-        if executed == eos:
+        if executed in ends:
             return steps
         if executed != bkspc:
             stack.append(executed)
+            deepest = max(deepest, len(stack))
         elif len(stack) > floor:
             token = stack.pop()
             banned.setdefault(tuple(stack), set()).add(token)

@@ -295,7 +295,7 @@ def test_a_graph_that_is_kept_follows_weights_that_are_trained() -> None:
 def decoded(kind: type[Decoder], policy: Policy, exact: Any) -> tuple[Decoder, float]:
     """A decoder after three steps in sixteen rows, each of which pushed every time, and its hidden vectors' largest error."""
     prompts = [[5 + n, 6, 7, 8 + n][: 1 + n % 4] for n in range(16)]
-    limits, choice = Limits(policy.space.eos, policy.space.bkspc, 8, 33), Choice(greedy=True)
+    limits, choice = Limits(policy.space.eos, policy.space.ends, policy.space.bkspc, 8, 33), Choice(greedy=True)
     decoder = kind(policy.base, policy.action_logits, limits, choice, slots=16, longest_prompt=4)
     decoder.fill(range(16), range(16), prompts, [])
     errors = []

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 import sequencematch
+from sequencematch.core import encode
 from sequencematch.policy import Generation, Policy, Sampling, attention
 from sequencematch.policy.decoding.cache import StackCache
 from sequencematch.policy.decoding.choice import SAMPLING_BLOCK, Choice, choose, uniforms
@@ -170,6 +171,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_actions": 14,
         "logits_processor": REPETITION,
     },
+    "sampled, self-loops": {"seed": 11, "backspace_bias": 7.0, "self_loops": True},
+    "sampled, prompt protected, self-loops": {
+        "seed": 14,
+        "backspace_bias": 6.0,
+        "protect_prompt": True,
+        "self_loops": True,
+    },
+    "sampled, held back by two": {"seed": 12, "backspace_bias": 5.0, "hold_back": 2},
+    "sampled, at least five tokens": {"seed": 13, "backspace_bias": 3.0, "min_new_tokens": 5},
     "stop tokens, few actions": {"seed": 10, "backspace_bias": 4.0, "stop_tokens": (7, 11), "max_actions": 7},
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
@@ -277,12 +287,12 @@ def test_the_float64_comparisons_cover_deletions_everywhere_in_more_than_500_pro
         part = Census()
         part.count("float64", setting)
         whole.count("float64", setting)
-        assert 0.05 <= part.share <= 0.4, f"{setting}: {part.share:.1%} backspaces"
+        assert 0.03 <= part.share <= 0.6, f"{setting}: {part.share:.1%} backspaces"
     print(whole, f"{whole.share:.1%} backspaces")
     assert whole.prompts >= 500
     assert whole.into_the_prompt >= 20
-    assert whole.at_the_initial_state >= 20
-    assert whole.at_a_protected_prompt >= 20
+    assert whole.at_the_initial_state >= 10  # self-loops
+    assert whole.at_a_protected_prompt >= 10  # self-loops
 
 
 @pytest.mark.parametrize("model", ["float32", "mistral", "gemma3"])
@@ -396,7 +406,7 @@ def test_ended_rows_leave_the_batch(policy: Policy) -> None:
 def test_a_row_that_filled_the_context_does_not_disturb_the_rows_that_run_on() -> None:
     # GPT-2 looks positions up in a table, so an ended row that is still in the batch must not ask for one behind its end.
     torch.manual_seed(0)
-    sizes = {"n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.5}
+    sizes = {"n_positions": 9, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.5}
     config = transformers.GPT2Config(vocab_size=VOCAB, bos_token_id=BOS, eos_token_id=EOS, **sizes)
     policy = with_row(transformers.GPT2LMHeadModel(config).eval())
 
@@ -555,7 +565,7 @@ def test_a_banned_token_returns_once_the_state_it_was_deleted_from_is_gone(polic
     policy.generate([5], temperature=0.0, max_new_tokens=8, ban_deleted=True, logits_processor=watch)
     # in 5 | 5 10 | 5 10 11 | 5 10 | 5 10 12 | 5 10 | 5 | 5 13
     everything = set(range(VOCAB + 1))
-    closed = [set(), set(), set(), {11}, set(), {11, 12}, {10}, set()]
+    closed = [{BK}, set(), set(), {11}, set(), {11, 12}, {10, BK}, set()]  # <bkspc> where nothing can be deleted
     assert [everything - actions for actions in open_actions] == closed
 
 
@@ -664,7 +674,7 @@ def test_texts_come_back_in_the_order_of_their_prompts(speaking: Policy) -> None
 @pytest.mark.parametrize(("is_cast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_under_autocast_keys_and_values_are_kept_as_attention_takes_them(is_cast: bool, dtype: torch.dtype) -> None:
     policy = with_row(MODELS["float32"]())
-    limits = Limits(policy.space.eos, policy.space.bkspc, 4, 17)
+    limits = Limits(policy.space.eos, policy.space.ends, policy.space.bkspc, 4, 17)
     decoder = Decoder(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=2, longest_prompt=2)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
         decoder.fill([0, 1], [0, 1], [[5, 6], [7]], [])
@@ -683,7 +693,7 @@ def test_under_autocast_keys_and_values_are_kept_as_attention_takes_them(is_cast
 )
 def test_a_replayed_decoder_looks_again_when_all_rows_may_have_ended(due: dict[int, int], steps: int) -> None:
     policy = with_row(MODELS["float32"]())
-    limits = Limits(policy.space.eos, policy.space.bkspc, 200, 801)
+    limits = Limits(policy.space.eos, policy.space.ends, policy.space.bkspc, 200, 801)
     decoder = GraphDecoder(policy.base, policy.action_logits, limits, Choice(greedy=True), slots=3, longest_prompt=2)
     decoder.numbers, decoder.due = [7, 8, None], due
     assert decoder._steps() == steps
@@ -701,15 +711,15 @@ def test_without_a_tokenizer_there_are_trajectories_but_no_texts(policy: Policy)
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([[5] * 60], {"max_new_tokens": 5}, r"context of 64 tokens\. Got a prompt of 60 and max_new_tokens=5"),
+        ([[5] * 60], {"max_new_tokens": 5}, r"context of 64 tokens, with room for <eos>\. Got a prompt of 60 and max_new_tokens=5"),
         ([], {}, "`prompts` must hold at least one prompt"),
         ([[5], []], {}, "`prompts` must not be empty: the policy needs a state to act in"),
-        ([[5]], {"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
-        ([[5]], {"max_actions": 0}, "`max_actions` must be at least 1"),
+        ([[5]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number of at least 1"),
+        ([[5]], {"max_actions": 0}, "`max_actions` must be a whole number of at least 1"),
         ([[5, VOCAB]], {}, r"`prompts` must hold token ids in \[0, 48\)\. Got 5 to 48"),
         ([[-1, 5]], {}, r"`prompts` must hold token ids in \[0, 48\)\. Got -1 to 5"),
-        ([[5]], {"temperature": -0.5}, "`temperature` must be 0 .greedy. or positive. Got -0.5"),
-        ([[5]], {"temperature": math.nan}, "`temperature` must be 0 .greedy. or positive. Got nan"),
+        ([[5]], {"temperature": -0.5}, "`temperature` must be 0 .greedy., or a number of at least 1e-6. Got -0.5"),
+        ([[5]], {"temperature": math.nan}, "`temperature` must be 0 .greedy., or a number of at least 1e-6. Got nan"),
         ([[5]], {"temperature": 0.0, "top_k": 3}, "would be ignored at temperature 0"),
         ([[5]], {"temperature": 0.0, "top_p": 0.9}, "would be ignored at temperature 0"),
         ([[5]], {"temperature": 0.0, "min_p": 0.1}, "would be ignored at temperature 0"),
@@ -723,9 +733,19 @@ def test_bad_input_is_refused_by_name(policy: Policy, prompts: Any, options: dic
         policy.generate(prompts, **({"max_new_tokens": 4} | options))
 
 
-def test_a_prompt_and_its_new_tokens_may_fill_the_context_to_the_last_position(policy: Policy) -> None:
-    (trajectory,) = follow(policy, [5] * 60, [6, 7, 8, 9, 10], max_new_tokens=4).trajectories
-    assert len(trajectory.final_state.tokens) == 64 + 1  # and the <eos> that was executed, which is no input
+def test_a_prompt_its_new_tokens_and_eos_may_fill_the_context_and_be_scored() -> None:
+    """GPT-2 looks positions up in a table: with one token more there would be none for <eos>."""
+    torch.manual_seed(0)
+    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    config = transformers.GPT2Config(vocab_size=VOCAB, bos_token_id=BOS, eos_token_id=EOS, **sizes)
+    policy = with_row(transformers.GPT2LMHeadModel(config).eval())
+    (trajectory,) = follow(policy, [5] * 12, [6, 7, 8, 9], max_new_tokens=3).trajectories
+    assert len(trajectory.final_state.tokens) == 16
+    policy(encode([trajectory]))
+    with pytest.raises(
+        ValueError, match="`max_new_tokens` must fit the model's context of 16 tokens, with room for <eos>"
+    ):
+        policy.generate([5] * 12, max_new_tokens=4)
 
 
 def test_logits_that_are_nan_are_refused_and_not_sampled_from() -> None:
@@ -824,7 +844,7 @@ def test_with_a_backspace_id_that_row_of_the_output_layer_deletes() -> None:
         for number in uniforms(seed, 0, 32).tolist():  # action 4 · 8 + 1 is cut, whatever it is
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([stack])).logits[:, -1]
-            logits[0, bkspc] += 4.0
+            logits[0, bkspc] += 4.0 if len(stack) > len(prompt) else -torch.inf
             action = int(choose(logits, torch.tensor([number], dtype=torch.float64))[0])
             if action == bkspc:
                 deleted += len(stack) > len(prompt)

@@ -143,7 +143,7 @@ def test_rows_are_read_by_the_trainer() -> None:
     tokenizer = character_tokenizer()
     task = small("add_or_sub_in_base", bases=(2, 7))
     space = ActionSpace(len(tokenizer), eos=tokenizer.eos_token_id)
-    read = Reader(tokenizer, space.eos, max_length=256, needs_noise=True)
+    read = Reader(tokenizer, space.ends, max_length=256, needs_noise=True)
     for row in task.train():
         example = read(row)
         assert "".join(tokenizer.convert_ids_to_tokens(example.completion)) == re.sub(

@@ -96,7 +96,7 @@ def test_the_example_is_a_task(example: Any) -> None:
     assert not [row for row in test if row in train]
     assert example.Reverse(train_size=500, test_size=10).test() == test
     tokenizer = character_tokenizer()
-    read = Reader(tokenizer, tokenizer.eos_token_id, max_length=64, needs_noise=True)
+    read = Reader(tokenizer, frozenset({tokenizer.eos_token_id}), max_length=64, needs_noise=True)
     for row in train + test:
         word = row["prompt"].split()[2]
         assert row == {

@@ -126,7 +126,7 @@ def test_the_papers_lengths_and_sampling_are_the_default(many: Path) -> None:
 
 def test_rows_are_read_by_the_trainer(many: Path) -> None:
     tokenizer = character_tokenizer()
-    example = Reader(tokenizer, tokenizer.eos_token_id, max_length=16)(Text(files=many).train()[-1])
+    example = Reader(tokenizer, frozenset({tokenizer.eos_token_id}), max_length=16)(Text(files=many).train()[-1])
     assert example.is_text
 
 

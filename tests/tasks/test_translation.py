@@ -104,7 +104,7 @@ def test_a_tenth_is_held_out_by_the_seed_whatever_the_tokenizer(many: Path) -> N
 
 def test_rows_are_read_by_the_trainer(tmp_path: Path) -> None:
     tokenizer = character_tokenizer()
-    read = Reader(tokenizer, tokenizer.eos_token_id, max_length=64)
+    read = Reader(tokenizer, frozenset({tokenizer.eos_token_id}), max_length=64)
     row = Translation(**files(tmp_path)).train(tokenizer)[0]
     example = read(row)
     assert tokenizer.decode(example.completion) == " un chat"

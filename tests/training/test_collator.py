@@ -15,11 +15,11 @@ from tests.data.test_examples import EOS, Stream, ids, read
 from tests.training.tiny_run import rows, trainer
 
 SPACE = ActionSpace(vocab_size=48, eos=EOS, bos=1, pad=0)
-LONG = Reader(None, EOS, max_length=128)
+LONG = Reader(None, frozenset({EOS}), max_length=128)
 
 
 def test_what_is_too_long_is_cut_where_that_is_asked_for_and_ends_in_a_forced_eos() -> None:
-    collate = Collator(SPACE, Reader(None, EOS, max_length=5))
+    collate = Collator(SPACE, Reader(None, frozenset({EOS}), max_length=5))
     text = collate.trajectory(read({"text": "abcdefgh"}, max_length=5))
     assert (text.initial, text.chosen) == (ids("a"), ids("bcde"))
     assert text.executed == (*ids("bcd"), EOS)  # the last action is kept and not executed
@@ -130,7 +130,7 @@ def test_an_id_that_the_model_does_not_have_is_named_with_its_row(tmp_path: Path
 
 
 def test_noise_that_would_cut_an_answer_is_left_out_and_a_text_is_cut() -> None:
-    fits = Reader(None, EOS, max_length=8)
+    fits = Reader(None, frozenset({EOS}), max_length=8)
     answer, text = (Example(ids("a"), ids("bcdefg"), is_text=kind) for kind in (False, True))
     kept = [Collator(SPACE, fits, noise_rate=0.3).trajectory(replace(answer, index=i)) for i in range(50)]
     assert not any(t.truncated for t in kept)

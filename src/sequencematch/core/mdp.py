@@ -10,25 +10,28 @@ from dataclasses import dataclass, replace
 class ActionSpace:
     """The action set A = X ∪ {<bkspc>} over a vocabulary X of token ids 0 … vocab_size − 1   (§3.1).
 
-    `<bkspc>` is the id after the last token, so it can be chosen like a token but is never an input of a model. `bos` and
-    `pad` matter only to noise, which never inserts them; a tokenizer may use one id for `bos` and `eos`.
+    `<bkspc>` is the id after the last token, so it can be chosen like a token but is never an input of a model. `ends` are
+    the tokens that end a sequence: `<eos>`, and for some chat models others. `bos` and `pad` matter only to noise, which never
+    inserts them; a tokenizer may use one id for `bos` and `eos`.
     """
 
     vocab_size: int
     eos: int
     bos: int | None = None
     pad: int | None = None
+    ends: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "eos", "bos", "pad"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, operator.index(getattr(self, name)))
+        object.__setattr__(self, "ends", frozenset(map(operator.index, self.ends)) | {self.eos})
         if self.vocab_size < 1:
             raise ValueError(
                 f"`vocab_size` must be at least 1: a vocabulary holds <eos>. Got vocab_size={self.vocab_size}."
             )
-        for name in ("eos", "bos", "pad"):
-            token = getattr(self, name)
+        named = [(name, getattr(self, name)) for name in ("eos", "bos", "pad")]
+        for name, token in named + [("ends", token) for token in sorted(self.ends)]:
             if token is not None and not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"`{name}` must be a token id in [0, vocab_size). Got {name}={token} with vocab_size={self.vocab_size}; "
@@ -47,13 +50,13 @@ class ActionSpace:
 
     @property
     def special(self) -> frozenset[int]:
-        """The tokens that are never noise: <eos>, <bos> and padding."""
-        return frozenset(token for token in (self.eos, self.bos, self.pad) if token is not None)
+        """The tokens that are never noise: <eos> and other ends, <bos> and padding."""
+        return self.ends | frozenset(token for token in (self.bos, self.pad) if token is not None)
 
 
 @dataclass(frozen=True)
 class State:
-    """A partial sequence s ∈ S, and whether it is absorbing because `<eos>` was executed   (§3.1).
+    """A partial sequence s ∈ S, and whether it is absorbing because an end token was executed   (§3.1).
 
     The flag is needed because a token of the initial state never absorbs, even where it has the id of `<eos>`.
     """
@@ -65,15 +68,16 @@ class State:
 def step(space: ActionSpace, state: State, action: int, floor: int = 1) -> State:
     """The deterministic dynamics s' = P(s, a)   (§3.1).
 
-    A token is appended; `<eos>` is appended and absorbs; `<bkspc>` removes the last token, except that a state of `floor`
-    tokens or fewer is left unchanged (the paper's footnote, where the floor is `<bos>`); an absorbing state keeps itself.
+    A token is appended; an end token such as `<eos>` is appended and absorbs; `<bkspc>` removes the last token, except that a
+    state of `floor` tokens or fewer is left unchanged (the paper's footnote, where the floor is `<bos>`); an absorbing state
+    keeps itself.
     """
     _check_actions("action", (operator.index(action),), space)
     _check_floor(floor)
     if state.absorbing:
         return state
     if action != space.bkspc:
-        return State((*state.tokens, action), absorbing=action == space.eos)
+        return State((*state.tokens, action), absorbing=action in space.ends)
     return state if len(state.tokens) <= floor else State(state.tokens[:-1])
 
 
@@ -108,9 +112,9 @@ class Trajectory:
                 f"`chosen`, `executed` and `policy_chosen` must have one entry per decision. "
                 f"Got lengths {steps}, {len(self.executed)} and {len(self.policy_chosen)}."
             )
-        if space.eos not in self.executed or self.executed.index(space.eos) != steps - 1:
+        if not space.ends.isdisjoint(self.executed[:-1]) or self.executed[-1] not in space.ends:
             raise ValueError(
-                f"`executed` must end in <eos> (id {space.eos}) and hold it nowhere else: that is what ends a trajectory. "
+                f"`executed` must end in {_names(space)} and hold it nowhere else: that is what ends a trajectory. "
                 f"Got {_shorten(self.executed)}. A sequence that was cut keeps its last action in `chosen` and executes <eos>."
             )
         if any(e == bkspc != a for a, e in zip(self.chosen, self.executed, strict=True)):
@@ -121,30 +125,31 @@ class Trajectory:
         _check_floor(self.floor)
 
     @classmethod
-    def demonstration(cls, space: ActionSpace, prompt: Iterable[int], completion: Iterable[int]) -> "Trajectory":
-        """A data sequence: the prompt is s₀, each token of the completion an action, and `<eos>` the last one."""
+    def demonstration(
+        cls, space: ActionSpace, prompt: Iterable[int], completion: Iterable[int], end: int | None = None
+    ) -> "Trajectory":
+        """A data sequence: the prompt is s₀, each token of the completion an action, and `end` the last one; `<eos>` by default."""
         prompt, completion = tuple(map(operator.index, prompt)), tuple(map(operator.index, completion))
         _check_tokens("prompt", prompt, space)
         if completion:
             _check_tokens("completion", completion, space)
-        if space.eos in completion:
-            raise ValueError(
-                f"`completion` must not hold <eos> (id {space.eos}): it is added. Got {_shorten(completion)}."
-            )
-        actions = (*completion, space.eos)
+        if not space.ends.isdisjoint(completion):
+            raise ValueError(f"`completion` must not hold {_names(space)}: it is added. Got {_shorten(completion)}.")
+        actions = (*completion, space.eos if end is None else end)
         return cls(space, prompt, actions, actions, (False,) * len(actions))
 
     @classmethod
     def rollout(cls, space: ActionSpace, prompt: Iterable[int], actions: Iterable[int], floor: int = 1) -> "Trajectory":
-        """Actions that the policy chose. If the last is not `<eos>`, the sequence hit a limit: `<eos>` is executed in its place."""
+        """Actions that the policy chose. If the last is no end token, the sequence was cut: `<eos>` is executed in its place."""
         prompt, actions = tuple(map(operator.index, prompt)), tuple(map(operator.index, actions))
         _check_tokens("prompt", prompt, space)
         _check_actions("actions", actions, space)
-        if space.eos in actions[:-1]:
+        if not space.ends.isdisjoint(actions[:-1]):
             raise ValueError(
-                f"`actions` must hold <eos> (id {space.eos}) at the end only: nothing happens after it. Got {_shorten(actions)}."
+                f"`actions` must hold {_names(space)} at the end only: nothing happens after it. Got {_shorten(actions)}."
             )
-        return cls(space, prompt, actions, (*actions[:-1], space.eos), (True,) * len(actions), floor)
+        last = actions[-1] if actions[-1] in space.ends else space.eos
+        return cls(space, prompt, actions, (*actions[:-1], last), (True,) * len(actions), floor)
 
     def __len__(self) -> int:
         """T, the number of decisions."""
@@ -153,7 +158,7 @@ class Trajectory:
     @property
     def truncated(self) -> bool:
         """Whether the sequence was cut: its last decision executed `<eos>` instead of the chosen action   (§4.2)."""
-        return self.chosen[-1] != self.space.eos
+        return self.chosen[-1] not in self.space.ends
 
     @property
     def num_nodes(self) -> int:
@@ -185,13 +190,13 @@ class Trajectory:
 
     @property
     def final_state(self) -> State:
-        """s_T, which ends in the executed `<eos>`: the last of `states`."""
+        """s_T, the last of `states`; its last token is the executed end token."""
         prompt, completion = self.final_parts
-        return State((*prompt, *completion, self.space.eos), absorbing=True)
+        return State((*prompt, *completion, self.executed[-1]), absorbing=True)
 
     @property
     def final_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens of s_T without `<eos>`, in two parts: what is left of s₀, and the completion after it."""
+        """The tokens of s_T without its end token, in two parts: what is left of s₀, and the completion after it."""
         tokens, _, alive = self.replay()
         final, start = tuple(tokens[node] for node in alive[:-1]), bisect_left(alive, len(self.initial))
         return final[:start], final[start:]
@@ -199,9 +204,9 @@ class Trajectory:
     def score_prompt(self) -> "Trajectory":
         """The same sequence with only its first token as s₀; the rest of the prompt becomes decisions that no policy chose."""
         prompt = self.initial[1:]
-        if self.space.eos in prompt:
+        if not self.space.ends.isdisjoint(prompt):
             raise ValueError(
-                f"`score_prompt` needs a prompt without <eos> (id {self.space.eos}) behind its first token: as a decision it "
+                f"`score_prompt` needs a prompt without {_names(self.space)} after its first token: as a decision it "
                 f"would end the trajectory. Got {_shorten(self.initial)}. Leave such a prompt in the initial state."
             )
         return replace(
@@ -232,10 +237,15 @@ class Trajectory:
 
     def render(self, decode: Callable[[int], str] | None = None) -> str:
         """The executed actions for people, like `12<bkspc>3<eos>`; `decode` turns a token id into text."""
-        names = {self.space.bkspc: "<bkspc>", self.space.eos: "<eos>"}
+        names = dict.fromkeys(self.space.ends, "<eos>") | {self.space.bkspc: "<bkspc>"}
         if decode is None:
             return " ".join(names.get(action, str(action)) for action in self.executed)
         return "".join(names[action] if action in names else decode(action) for action in self.executed)
+
+
+def _names(space: ActionSpace) -> str:
+    others = "".join(f" or {token}" for token in sorted(space.ends - {space.eos}))
+    return f"<eos> (id {space.eos}{others})"
 
 
 def _shorten(ids: tuple[int, ...]) -> str:
@@ -245,7 +255,7 @@ def _shorten(ids: tuple[int, ...]) -> str:
 def _check_tokens(name: str, ids: tuple[int, ...], space: ActionSpace) -> None:
     if not ids:
         raise ValueError(
-            f"`{name}` must hold at least one token, be it <bos>: the policy needs a state to act in. Got none."
+            f"`{name}` must hold at least one token, such as <bos>: the policy needs a state to act in. Got none."
         )
     if space.bkspc in ids:
         raise ValueError(

@@ -3,6 +3,7 @@
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,10 @@ CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence to learn: the prompt s₀ and the completion, without `<eos>`; and the numbers of its row and epoch.
+    """A sequence to learn: the prompt s₀ and the completion, without its end; and the numbers of its row and epoch.
 
     Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert.
+    `end` is the token that the row ended in, None for `<eos>`.
     """
 
     prompt: tuple[int, ...]
@@ -28,6 +30,7 @@ class Example:
     noise_tokens: tuple[int, ...] | None = None
     index: int = 0
     epoch: int = 0
+    end: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,12 @@ class Reader:
 
     A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
     or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` is
-    optional: ids, or tokens as the tokenizer spells them. `truncation` is the setting of `SequenceMatchConfig`.
+    optional: ids, or tokens as the tokenizer spells them. `ends` are the tokens that end a sequence, `<eos>` and others.
+    `truncation` is the setting of `SequenceMatchConfig`.
     """
 
     tokenizer: Any
-    eos: int | None
+    ends: frozenset[int]
     max_length: int
     truncation: bool | None = None
     needs_noise: bool = False
@@ -58,12 +62,14 @@ class Reader:
             )
         if found != "input_ids" and self.tokenizer is None:
             raise ValueError(f"`{found}` needs a tokenizer: pass `processing_class`, or a row of `input_ids`.")
-        example = _FORMATS[found](row, self.tokenizer)
-        example = replace(example, completion=_without_final(example.completion, self.eos))
+        example = _FORMATS[found](row, self.tokenizer, self.ends)
+        if example.completion and example.completion[-1] in self.ends:
+            example = replace(example, completion=example.completion[:-1], end=example.completion[-1])
         scored = example.prompt[1:] + example.completion if self.scores_prompt else example.completion
-        if self.eos in scored:
+        inside = next((token for token in scored if token in self.ends), None)
+        if inside is not None:
             raise ValueError(
-                f"must not hold <eos> (id {self.eos}) inside what is learnt: nothing comes after it. Split the row there"
+                f"must not hold <eos> (id {inside}) inside the learnt part: <eos> ends a sequence. Split the row there"
                 f"{', or leave its prompt out with `completion_only_loss=True`' if self.scores_prompt else ''}."
             )
         room = self.max_length - len(example.prompt)
@@ -178,46 +184,48 @@ def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
     return Examples(rows, read) if has_access else ExampleStream(rows, read)
 
 
-def _from_text(row: Mapping[str, Any], tokenizer: Any) -> Example:
+def _from_text(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
     tokens = _tokenize(row["text"], tokenizer, "text")
     return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
 
 
-def _from_pair(row: Mapping[str, Any], tokenizer: Any) -> Example:
+def _from_pair(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:
     prompt, completion = row["prompt"], row["completion"]
     if not isinstance(prompt, str):
-        return _from_messages({"messages": [*prompt, *completion]}, tokenizer, last=len(completion))
-    before = _without_final(_tokenize(prompt, tokenizer, "prompt"), tokenizer.eos_token_id)
+        return _from_messages({"messages": [*prompt, *completion]}, tokenizer, ends, last=len(completion))
+    before = _tokenize(prompt, tokenizer, "prompt")
+    before = before[:-1] if before[-1] == tokenizer.eos_token_id else before
     if not isinstance(completion, str):
         raise ValueError(f"must have a `completion` of the kind of its `prompt`. Got {type(completion).__name__}.")
     whole = _tokenize(prompt + completion, tokenizer, "prompt")
-    if tuple(whole[: len(before)]) != tuple(before):
-        # A token spans prompt and completion: tokenise them separately, as in generation.
-        whole = [*before, *tokenizer(completion, add_special_tokens=False)["input_ids"]]
-    return Example(tuple(before), tuple(whole[len(before) :]), is_text=False)
+    return Example(tuple(before), tuple(_completion(before, whole, completion, tokenizer)), is_text=False)
 
 
-def _from_messages(row: Mapping[str, Any], tokenizer: Any, last: int = 1) -> Example:
+def _from_messages(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int], last: int = 1) -> Example:
     messages = list(row["messages"])
     if len(messages) <= last or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages):
+        raise ValueError("must have `messages`: dicts with `role` and `content`, at least one turn before the answer.")
+    before = chat_prompt(messages[:-last], tokenizer)
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    if not text.startswith(before):
         raise ValueError(
-            "must have `messages`, dicts with role and content, a prompt and an answer. Got something else."
+            "`messages` need a chat template that renders the prompt as a prefix of the conversation. This one doesn't."
         )
+    prompt, whole = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, text))
+    answer = _completion(prompt, whole, text[len(before) :], tokenizer)
+    # A template may write more after the end, such as a newline.
+    end = next((place + 1 for place, token in enumerate(answer) if token in ends), len(answer))
+    return Example(tuple(prompt), tuple(answer[:end]), is_text=False)
+
+
+def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
+    """The text of a conversation by the tokenizer's chat template, up to where the model's turn begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("`messages` need a tokenizer with a chat template. Got none; set `tokenizer.chat_template`.")
-    options = {"tokenize": True, "return_dict": False}
-    before = tokenizer.apply_chat_template(messages[:-last], add_generation_prompt=True, **options)
-    whole = tokenizer.apply_chat_template(messages, **options)
-    if whole[: len(before)] != before:
-        raise ValueError("`messages` need a chat template whose prompt is a prefix of the whole. This one's is not.")
-    answer, eos = whole[len(before) :], tokenizer.eos_token_id
-    end = (
-        answer.index(eos) if eos in answer else len(answer)
-    )  # a template may write more after <eos>, such as a newline
-    return Example(tuple(before), tuple(answer[:end]), is_text=False)
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
 
-def _from_tokens(row: Mapping[str, Any], tokenizer: Any) -> Example:  # noqa: ARG001
+def _from_tokens(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
     seen = row.get("attention_mask")
     kept = [i for i in range(len(row["input_ids"])) if seen is None or seen[i]]
     tokens = [operator.index(row["input_ids"][i]) for i in kept]
@@ -241,7 +249,7 @@ def _from_tokens(row: Mapping[str, Any], tokenizer: Any) -> Example:  # noqa: AR
 
 
 #: The column that identifies a format → how to read its rows.
-_FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any], Example]] = {
+_FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any, AbstractSet[int]], Example]] = {
     "input_ids": _from_tokens,
     "messages": _from_messages,
     "prompt": _from_pair,
@@ -260,8 +268,11 @@ def _tokenize(text: Any, tokenizer: Any, column: str) -> list[int]:
     return tokens
 
 
-def _without_final(tokens: Sequence[int], eos: int | None) -> tuple[int, ...]:
-    return tuple(tokens[:-1]) if tokens and tokens[-1] == eos else tuple(tokens)
+def _completion(prompt: list[int], whole: list[int], completion: str, tokenizer: Any) -> list[int]:
+    """The completion's tokens; tokenised separately, as in generation, if a token spans prompt and completion."""
+    if whole[: len(prompt)] == prompt:
+        return whole[len(prompt) :]
+    return list(tokenizer(completion, add_special_tokens=False)["input_ids"])
 
 
 def _noise_tokens(tokens: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class Case:
     reference: tuple[int, ...]
     is_text: bool
     noise_tokens: tuple[int, ...] | None = None
+    end: int | None = None
 
 
 def read_cases(policy: Policy, task: Task, rows: Iterable[Row]) -> list[Case]:
@@ -35,13 +36,13 @@ def read_cases(policy: Policy, task: Task, rows: Iterable[Row]) -> list[Case]:
 
 
 def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
-    read = Reader(policy.tokenizer, policy.space.eos, _ANY_LENGTH, needs_noise="noise_tokens" in row)
+    read = Reader(policy.tokenizer, policy.space.ends, _ANY_LENGTH, needs_noise="noise_tokens" in row)
     try:
         example = read(row)
     except ValueError as error:
         raise ValueError(f"Row {number} of the task {task.name} {error}") from error
     if not example.is_text:
-        return Case(row, example.prompt, example.completion, is_text=False, noise_tokens=example.noise_tokens)
+        return Case(row, example.prompt, example.completion, False, example.noise_tokens, example.end)
     if task.prompt_length is None:
         raise ValueError(
             f"The task {task.name} must have a `prompt_length`: it says where a text is cut into prompt and reference. Got None."

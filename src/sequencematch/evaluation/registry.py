@@ -125,7 +125,7 @@ def reference_log_probs(
 
 
 def _demonstration(policy: Policy, case: Case) -> Trajectory:
-    whole = Trajectory.demonstration(policy.space, case.prompt, case.reference)
+    whole = Trajectory.demonstration(policy.space, case.prompt, case.reference, case.end)
     # After the cut, the last token is still scored, but <eos> is not.
     return whole.truncate(whole.num_nodes - 1) if case.is_text else whole
 

@@ -1,31 +1,54 @@
-"""Properties of a model's attention: its sliding windows, masks over cache columns, and the models that can't delete.
+"""Properties of a model's attention: sliding windows, position schemes, masks over cache columns, and models that can't delete.
 
 Needs torch alone: `Policy.export` writes this file beside a checkpoint.
 """
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sequencematch.policy.verdicts import EXACT
+
+#: Rotary embeddings whose angles depend on a token's position alone.
+_ROPE_BY_POSITION = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
+#: Rotary embeddings whose angles change for the whole batch once a row passes a limit.
+_ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
+_ANY = 2**31 - 1
+#: Fields of configs that limit how far a token sees.
+_WINDOW_FIELD = re.compile(r"(?!max_|keep_|_|.*pattern).*(window|local_attention|attention_chunk).*")
+
 
 def refuse_what_cannot_delete(model: Any) -> None:
-    """Refuse by name the models that can't roll back or take no mask. The probe refuses the rest."""
-    name = type(model).__name__
+    """Refuse by name the models that can't roll back, take no mask, or have an untested window. The probe refuses the rest."""
+    name, config = type(model).__name__, model.config
     if getattr(model, "_is_stateful", False):
         raise ValueError(
             f"{name} carries a recurrent state, which can't be rolled back when a token is deleted. Use an attention model."
         )
-    if getattr(model.config, "alibi", False) or model.config.model_type in ("bloom", "mpt"):
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise ValueError(
-            f"{name} uses ALiBi, which counts columns, deleted ones too, instead of positions. Use a model with position ids."
+            f"{name} uses ALiBi, whose distances count deleted tokens, too. Use a model with position ids."
         )
-    if "flash" in (model.config._attn_implementation or ""):
+    if "flash" in (config._attn_implementation or ""):
         raise ValueError(
-            f"`attn_implementation` must take a mask, and {model.config._attn_implementation!r} does not. "
+            f"`attn_implementation` must take a mask, and {config._attn_implementation!r} does not. "
             f"Use 'sdpa', 'eager' or, on a GPU, 'flex_attention'."
         )
-    windows(model.config)
+    windows(config)
+    rope_limit(config)
+    field = None if text_config(config).model_type in EXACT else _window_field(text_config(config))
+    if field is not None:
+        raise ValueError(
+            f"{name} has a window, `{field[0]}`={field[1]}, longer than what loading can test, and models of type "
+            f"{config.model_type} are not known to be exact with it. See docs/models.md for those that are."
+        )
+
+
+def text_config(config: Any) -> Any:
+    """The config of the language model inside a multimodal one, or the config itself."""
+    return config.get_text_config(decoder=True)
 
 
 def windows(config: Any) -> dict[str, int | None]:
@@ -33,6 +56,7 @@ def windows(config: Any) -> dict[str, int | None]:
 
     A window counts the model's positions, which are depths of the stack: a deleted token takes no room in it.
     """
+    config = text_config(config)
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
@@ -45,6 +69,44 @@ def windows(config: Any) -> dict[str, int | None]:
             f"Use a model whose layers all attend (full_attention or sliding_attention)."
         )
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+
+def _window_field(config: Any) -> tuple[str, int] | None:
+    """The first field of a config that limits how far a token sees, and its value."""
+    for name, value in config.to_dict().items():
+        is_off = name == "sliding_window" and not getattr(config, "use_sliding_window", True)
+        if _WINDOW_FIELD.fullmatch(name) and type(value) is int and value > 0 and not is_off:
+            return name, value
+    return None
+
+
+def max_positions(config: Any) -> int:
+    """The context length: the deepest stack the model has positions for."""
+    return min(rope_limit(config) or _ANY, _max_position_embeddings(text_config(config)))
+
+
+def _max_position_embeddings(config: Any) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _ANY)
+
+
+def rope_limit(config: Any) -> int | None:
+    """The length from which rotary embeddings of type longrope or dynamic change for all rows of a batch; None for other types.
+
+    A type that is not known is refused.
+    """
+    config, found = text_config(config), None
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
+        if kind in _ROPE_BY_LENGTH:
+            original = getattr(config, "original_max_position_embeddings", None)
+            found = part.get("original_max_position_embeddings") or original or _max_position_embeddings(config)
+        elif kind not in _ROPE_BY_POSITION:
+            raise ValueError(
+                f"{config.model_type} has rotary embeddings of type {kind!r}. Only these were tried with deletions: "
+                f"{', '.join(sorted(_ROPE_BY_POSITION | _ROPE_BY_LENGTH))}. Use another model."
+            )
+    return found
 
 
 def cache_mask(config: Any, keep: Tensor, key_position: Tensor, query_position: Tensor, dtype: torch.dtype) -> Any:
@@ -62,5 +124,5 @@ def within(window: int, key_position: Tensor, query_position: Tensor) -> Tensor:
 
 
 def additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask that eager attention adds to its scores; with a boolean one it would be silently wrong."""
+    """The mask that eager attention adds to its scores; a boolean mask would silently give wrong results."""
     return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(~keep, torch.finfo(dtype).min)

@@ -26,10 +26,7 @@ def contrastive_search(
         raise ValueError(
             f"`penalty_alpha` must lie in [0, 1]: it weighs repetition against likelihood. Got {penalty_alpha}."
         )
-    Sampling(max_new_tokens=max_new_tokens)  # checks it
-    prompt = prompt_tokens(
-        policy, prompt, Sampling(max_new_tokens=max_new_tokens + 1)
-    )  # the token that is cut is computed too
+    prompt = prompt_tokens(policy, prompt, Sampling(max_new_tokens=max_new_tokens), room_for_end=True)
     config, device, cache = policy.base.config, policy.device, DynamicCache()
     unembedding = policy.unembedding()
 
@@ -51,7 +48,7 @@ def contrastive_search(
         best = int(((1 - penalty_alpha) * probability - penalty_alpha * similarity).argmax())
         token = int(candidates[best])
         tokens.append(token)
-        if token == policy.space.eos or len(tokens) - len(prompt) > max_new_tokens:
+        if token in policy.space.ends or len(tokens) - len(prompt) > max_new_tokens:
             return Trajectory.rollout(policy.space, prompt, tokens[len(prompt) :])
         cache.batch_select_indices(torch.tensor([best], device=device))
         context = torch.cat([context, hidden[best : best + 1]])

@@ -33,7 +33,7 @@ def decoder(tokenizer: Any) -> Decode:
 
 def plain(trajectory: Trajectory, decode: Decode) -> str:
     """`Trajectory.render`, but with neighbouring tokens decoded together: a character may take several tokens."""
-    names = {trajectory.space.bkspc: "<bkspc>", trajectory.space.eos: "<eos>"}
+    names = dict.fromkeys(trajectory.space.ends, "<eos>") | {trajectory.space.bkspc: "<bkspc>"}
     runs = [(name, list(run)) for name, run in groupby(trajectory.executed, key=names.get)]
     return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 
@@ -76,4 +76,4 @@ def watch(
         for event in events:
             time.sleep(pause_s)
             actions.append(event.chosen)
-            live.update(drawn(actions if event.executed == space.eos else [*actions, space.bkspc]), refresh=True)
+            live.update(drawn(actions if event.executed in space.ends else [*actions, space.bkspc]), refresh=True)

@@ -11,7 +11,7 @@ from sequencematch.policy import storage
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.decoding.decoder import ActionEvent
 from sequencematch.policy.export import export
-from sequencematch.policy.generation import Generation, Prompt, generate, stream
+from sequencematch.policy.generation import Generation, Prompt, as_prompts, generate, stream
 from sequencematch.policy.probe import select_attention
 from sequencematch.policy.sampling import Sampling, SamplingOptions
 from sequencematch.policy.scoring import Scorer
@@ -91,12 +91,11 @@ class Policy(Scorer):
         progress: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
-        """Roll out from one prompt or many, text or token ids; `sampling` holds the fields of `Sampling`   (§4.1)."""
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = [prompts] if is_one else prompts
-        return generate(
-            self, cast(Sequence[Prompt], many), Sampling(**sampling), batch_size=batch_size, progress=progress
-        )
+        """Roll out from one prompt or many; `sampling` holds the fields of `Sampling`   (§4.1).
+
+        A prompt is text, token ids, or the messages of a conversation: the model's turn is written by the chat template.
+        """
+        return generate(self, as_prompts(prompts), Sampling(**sampling), batch_size=batch_size, progress=progress)
 
     def stream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Iterator[ActionEvent]:
         """Roll out from one prompt, yielding every action as it happens."""

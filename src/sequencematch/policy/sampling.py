@@ -1,7 +1,10 @@
 """`Sampling`: how actions are chosen and when a row ends. Torch is imported on use: `--help` reads the fields and is quick."""
 
 import difflib
-from collections.abc import Sequence
+import math
+import numbers
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,6 +16,7 @@ class SamplingOptions(TypedDict, total=False):
     """The fields of `Sampling` as keyword arguments, for editors and type checkers."""
 
     max_new_tokens: int
+    min_new_tokens: int
     max_actions: int | None
     temperature: float
     top_k: int | None
@@ -20,26 +24,44 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float | None
     seed: int | None
     protect_prompt: bool
+    hold_back: int | None
+    self_loops: bool
     ban_deleted: bool
     backspace_bias: float
     stop_tokens: Sequence[int]
     logits_processor: Any
 
 
+#: Fields with real numbers: what they must be, and the check. Logits divided by a smaller temperature would overflow.
+_NUMBERS: Sequence[tuple[str, str, Callable[[float], bool]]] = (
+    ("temperature", "0 (greedy), or a number of at least 1e-6", lambda x: x == 0 or 1e-6 <= x < math.inf),
+    ("top_p", "a share above 0 and at most 1", lambda x: 0 < x <= 1),
+    ("min_p", "a share in [0, 1]", lambda x: 0 <= x <= 1),
+    ("backspace_bias", "a number, or -inf to delete never", lambda x: x < math.inf),
+)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How actions are chosen and when a row ends.
 
-    `max_new_tokens` limits the net length, `max_actions` the number of actions: 4 · `max_new_tokens` + 1 by default.
-    `temperature` 0 is greedy. A row's random numbers depend only on `seed`, the row's number and the action's number.
-    `protect_prompt` keeps `<bkspc>` from deleting the prompt. `ban_deleted` keeps a token that was just deleted from being
-    chosen again in the same state. `backspace_bias` is added to the logit of `<bkspc>`. A token of `stop_tokens` ends a row in
-    place of `<eos>` and is not written; the row then counts as `truncated`, since its last action is not `<eos>`.
+    `max_new_tokens` limits the net length, `max_actions` the number of actions: 4 · `max_new_tokens` + 1 by default. Before
+    `min_new_tokens` a row can't end. `temperature` 0 is greedy. A row's random numbers depend only on `seed`, the row's number
+    and the action's number. `backspace_bias` is added to the logit of `<bkspc>`. `ban_deleted` keeps a token from being chosen
+    again in a state where it was deleted, as long as that state is on the stack.
+
+    `protect_prompt` keeps `<bkspc>` from deleting the prompt. With `hold_back` = k a token with k more above it is never
+    deleted, so a stream can send it: its text is append-only, k tokens late. Where nothing may be deleted, `<bkspc>` is not
+    offered; `self_loops` offers it, as in the paper's dynamics, and it changes nothing.
+
+    A token of `stop_tokens` ends a row in place of `<eos>` and is not written; the row then counts as `truncated`, since its
+    last action is not `<eos>`.
     """
 
     max_new_tokens: int = field(default=64, metadata={"help": "Longest completion in tokens, net of deletions."})
+    min_new_tokens: int = field(default=0, metadata={"help": "Shortest completion in tokens, net of deletions."})
     max_actions: int | None = field(
-        default=None, metadata={"help": "Most actions, deletions counted. Default: 4 max-new-tokens + 1."}
+        default=None, metadata={"help": "Most actions, deletions counted. Default: 4 * max-new-tokens + 1."}
     )
     temperature: float = field(default=1.0, metadata={"help": "0 is greedy."})
     top_k: int | None = field(default=None, metadata={"help": "Choose among the k likeliest actions."})
@@ -52,7 +74,15 @@ class Sampling:
     )
     seed: int | None = field(default=None, metadata={"help": "The same seed gives the same actions."})
     protect_prompt: bool = field(default=False, metadata={"help": "Don't delete into the prompt."})
-    ban_deleted: bool = field(default=False, metadata={"help": "Don't write a token again where it was just deleted."})
+    hold_back: int | None = field(
+        default=None, metadata={"help": "Don't delete a token with this many above it. Default: no such limit."}
+    )
+    self_loops: bool = field(
+        default=False, metadata={"help": "Offer <bkspc> where nothing may be deleted, as in training rollouts."}
+    )
+    ban_deleted: bool = field(
+        default=False, metadata={"help": "Don't write a token again in a state where it was deleted."}
+    )
     backspace_bias: float = field(
         default=0.0, metadata={"help": "Added to the logit of <bkspc>: more deletes more, and -inf never deletes."}
     )
@@ -74,19 +104,45 @@ class Sampling:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(
-                f"`max_new_tokens` must be at least 1: there would be nothing to write. Got {self.max_new_tokens}."
-            )
-        if self.max_actions is not None and self.max_actions < 1:
-            raise ValueError(f"`max_actions` must be at least 1. Got {self.max_actions}.")
-        object.__setattr__(self, "temperature", float(self.temperature))
-        if not self.temperature >= 0:
-            raise ValueError(f"`temperature` must be 0 (greedy) or positive. Got {self.temperature}.")
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("min_new_tokens", 0),
+            ("max_actions", 1),
+            ("hold_back", 0),
+            ("top_k", 1),
+            ("seed", None),
+        ):
+            self._set_whole(name, least)
+        for name, expected, holds in _NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, numbers.Real) or isinstance(value, bool) or not holds(float(value)):
+                raise ValueError(f"`{name}` must be {expected}. Got {value!r}.")
+            object.__setattr__(self, name, float(value))
         if self.temperature == 0 and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
             raise ValueError(
                 "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
             )
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"`min_new_tokens` must not exceed `max_new_tokens`. Got {self.min_new_tokens} and {self.max_new_tokens}."
+            )
+        if self.self_loops and self.hold_back is not None:
+            raise ValueError("`self_loops` must be off with `hold_back`, whose floor moves. Leave one of them out.")
+
+    def _set_whole(self, name: str, least: int | None) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        try:
+            found = operator.index(value)
+        except TypeError:
+            found = None
+        if found is None or isinstance(value, bool) or (least is not None and found < least):
+            at_least = "" if least is None else f" of at least {least}"
+            raise ValueError(f"`{name}` must be a whole number{at_least}. Got {value!r}.")
+        object.__setattr__(self, name, found)
 
     @property
     def action_limit(self) -> int:

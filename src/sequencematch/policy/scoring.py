@@ -11,11 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sequencematch.core import ActionSpace, Encoding, Scores
 from sequencematch.policy import modes
-from sequencematch.policy.attention import refuse_what_cannot_delete
+from sequencematch.policy.attention import max_positions, refuse_what_cannot_delete
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.changes import lock_of
 from sequencematch.policy.decoding.choice import logit_scale_and_cap
 from sequencematch.policy.decoding.cuda_graphs import DecoderPool
+from sequencematch.policy.ends import eos_token, listed_ends
 from sequencematch.policy.fusing import Fusion
 from sequencematch.policy.fusing import fusions as find_fusions
 from sequencematch.policy.head import Unembedding, action_logits_and_values
@@ -51,12 +52,14 @@ class Scorer(nn.Module):
         refuse_what_cannot_delete(self.base)
         _keep_differentiable(self.base)
         weight = self.unembedding().weight
-        pad = tokenizer.pad_token_id if tokenizer is not None else self.base.config.pad_token_id
+        named = self.base.config if tokenizer is None else tokenizer
+        bos, pad = (getattr(named, f"{name}_token_id", None) for name in ("bos", "pad"))
         self.space = ActionSpace(
             len(weight),
             eos=eos_token(self.base, tokenizer),
-            bos=_bos(self.base, tokenizer),
+            bos=bos,
             pad=pad if pad is not None and 0 <= pad < len(weight) else None,
+            ends=frozenset(end for end in listed_ends(self.base.generation_config) if 0 <= end < len(weight)),
         )
         if backspace is None:
             backspace = Backspace(weight.shape[1], self.max_positions)
@@ -82,10 +85,7 @@ class Scorer(nn.Module):
     @property
     def max_positions(self) -> int:
         """The context length: the deepest stack the model has positions for."""
-        config = self.base.config
-        return int(
-            getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**31 - 1
-        )
+        return max_positions(self.base.config)
 
     @property
     def folded_row(self) -> int | None:
@@ -225,22 +225,6 @@ def _context_logits(
     """ℓ(x_j|s_t) of the row's own tokens: [step, node] logits instead of [step, vocabulary]."""
     raw = (hidden @ unembedding.weight[tokens].mT.to(hidden.dtype)).to(torch.promote_types(hidden.dtype, torch.float32))
     return unembedding.transform(raw if unembedding.bias is None else raw + unembedding.bias[tokens][:, None])
-
-
-def eos_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """The id of `<eos>`, of the tokenizer if there is one."""
-    ids = getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else model.config.eos_token_id
-    if ids is None:
-        raise ValueError(
-            "`tokenizer` must have an <eos> token: it is what ends a trajectory. Got none; set `tokenizer.eos_token`."
-            if tokenizer is not None
-            else "`model.config.eos_token_id` must be set, or a tokenizer with <eos> given: it is what ends a trajectory."
-        )
-    return ids[0] if isinstance(ids, list) else ids
-
-
-def _bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
-    return tokenizer.bos_token_id if tokenizer is not None else model.config.bos_token_id
 
 
 def _keep_differentiable(model: nn.Module) -> None:

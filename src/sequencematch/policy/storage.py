@@ -11,11 +11,12 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
 from sequencematch.data.files import write_folder
 from sequencematch.policy.backspace import Backspace
+from sequencematch.policy.ends import listed_ends
 
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
 FORMAT = 1
@@ -90,6 +91,7 @@ def _write(
         "format": FORMAT,
         "hidden_size": len(tensors["row"]),
         "max_positions": backspace.max_positions,
+        "ends": sorted(listed_ends(_base(model).generation_config)),
         "files": file_sizes(folder),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -154,6 +156,8 @@ def load(
         base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
         base = AutoModelForCausalLM.from_pretrained(_place(base_name), **options)
         _call(base, base_name)
+        if ends := load_ends(name):  # PEFT saves no generation config
+            base.generation_config.eos_token_id = sorted(ends)
         return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer, backspace
     return AutoModelForCausalLM.from_pretrained(name, **options), tokenizer, backspace
 
@@ -167,6 +171,21 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
     elif folder.is_dir() and "gguf_file" not in options and not any(folder.glob("*token*")):
         return None
     return AutoTokenizer.from_pretrained(name, **options)
+
+
+def load_ends(name: str) -> frozenset[int]:
+    """The ends that a saved policy names, or a model's generation config, without loading the model."""
+    folder = Path(_place(name))
+    if (folder / MANIFEST).is_file():
+        return frozenset(json.loads((folder / MANIFEST).read_text()).get("ends", ()))
+    try:
+        return listed_ends(GenerationConfig.from_pretrained(_place(name)))
+    except OSError:  # it has none
+        return frozenset()
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def _place(name: str) -> str:

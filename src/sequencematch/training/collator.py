@@ -44,7 +44,7 @@ class Collator:
     def clean(self, example: Example) -> Trajectory:
         """The example as a demonstration. If it is cut to the context, `<eos>` is executed in place of its last action   (§4.2)."""
         try:
-            whole = Trajectory.demonstration(self.space, example.prompt, example.completion)
+            whole = Trajectory.demonstration(self.space, example.prompt, example.completion, example.end)
         except ValueError as error:
             raise ValueError(f"Row {example.index} of the dataset does not fit the model. {error}") from error
         return whole.truncate(self.read.max_length)

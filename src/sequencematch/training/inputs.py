@@ -1,4 +1,4 @@
-"""A run's model, tokenizer and rows as a caller may give them → policy, `<eos>`, reader."""
+"""A run's model, tokenizer and rows as a caller may give them → policy, ends, reader."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from sequencematch.data.examples import Example, Reader
 from sequencematch.policy import Policy, storage
-from sequencematch.policy.scoring import eos_token
+from sequencematch.policy.ends import eos_token, listed_ends
 from sequencematch.training.config import SequenceMatchConfig
 
 
@@ -18,10 +18,10 @@ def only_completions(args: SequenceMatchConfig, first: Example) -> bool:
     return not first.is_text if args.completion_only_loss is None else args.completion_only_loss
 
 
-def reader(args: SequenceMatchConfig, tokenizer: Any, eos: int | None) -> Reader:
+def reader(args: SequenceMatchConfig, tokenizer: Any, ends: frozenset[int]) -> Reader:
     """The reader of a run's rows, with prompts left out of the loss."""
     needs_noise = args.noise_source == "tokens" and bool(args.noise_rate)
-    return Reader(tokenizer, eos, args.max_length, args.truncation, needs_noise)
+    return Reader(tokenizer, ends, args.max_length, args.truncation, needs_noise)
 
 
 def as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:
@@ -56,11 +56,15 @@ def tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
     return storage.load_tokenizer(str(model), {k: v for k, v in (args.model_init_kwargs or {}).items() if k in wanted})
 
 
-def eos_of(model: Any, tokenizer: Any) -> int | None:
-    """The id of `<eos>` before a policy is made."""
+def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a sequence, before a policy is made."""
     if isinstance(model, Policy):
-        return model.space.eos
-    return eos_token(model, tokenizer) if tokenizer is None else tokenizer.eos_token_id
+        return model.space.ends
+    if isinstance(model, str | os.PathLike):
+        eos = getattr(tokenizer, "eos_token_id", None)
+        return storage.load_ends(str(model)) | ({eos} if eos is not None else set())
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    return listed_ends(base.generation_config) | {eos_token(base, tokenizer)}
 
 
 def name_of(model: Any) -> str:

@@ -55,6 +55,7 @@ class OnPolicy:
             max_new_tokens=self.args.max_completion_length,
             temperature=self.args.temperature,
             protect_prompt=self.args.protect_prompt,
+            self_loops=True,  # in the paper's dynamics they count in the occupancy
             seed=hash_seed("rollouts", self.args.seed),
         )
         self.source.start(policy, sampling)

@@ -18,7 +18,7 @@ from sequencematch.extras import require
 from sequencematch.policy import storage
 from sequencematch.training import checkpoints
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
-from sequencematch.training.inputs import reader
+from sequencematch.training.inputs import ends_of, reader
 from sequencematch.training.trainer import SequenceMatchTrainer
 
 #: Dtypes of the weights; auto: as saved.
@@ -195,7 +195,7 @@ def summary(recipe: Recipe) -> str:
         tokenizer = storage.load_tokenizer(recipe.model, {"trust_remote_code": recipe.trust_remote_code})
     except OSError as error:
         raise _no_model(recipe, error) from error
-    read = reader(config, tokenizer, getattr(tokenizer, "eos_token_id", None))
+    read = reader(config, tokenizer, ends_of(recipe.model, tokenizer))
     sizes = [f"# {name}: {_size(as_examples(found, read, name))}" for name, found in rows.items()]
     plain = SequenceMatchConfig(output_dir=config.output_dir, use_cpu=config.use_cpu)
     changed = [f.name for f in fields(config) if f.init and getattr(config, f.name) != getattr(plain, f.name)]

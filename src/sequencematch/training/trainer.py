@@ -27,7 +27,7 @@ from sequencematch.training.callbacks import NonFiniteError, ProgressLines, Stop
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.inputs import as_policy, eos_of, name_of, only_completions, reader, tokenizer_of
+from sequencematch.training.inputs import as_policy, ends_of, name_of, only_completions, reader, tokenizer_of
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
@@ -71,7 +71,7 @@ class SequenceMatchTrainer(Trainer):
         self.identity = {"model": name_of(model), **args.own_values()}
         checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
         tokenizer = processing_class or tokenizer_of(model, args)
-        read = reader(args, tokenizer, eos_of(model, tokenizer))
+        read = reader(args, tokenizer, ends_of(model, tokenizer))
         if train_dataset is None:
             raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
         examples = as_examples(train_dataset, read, "train_dataset")

@@ -50,7 +50,7 @@ def _attention(
 def can_capture(policy: Module, model: Any) -> bool:
     """Whether to try to capture a decoding step of a policy's model, with attention by our kernel.
 
-    False where capturing is known to fail. A step whose capture fails later runs uncaptured.
+    False where capturing is known to fail. If a capture fails anyway, the step runs uncaptured.
     """
     config, device = model.config, model.get_input_embeddings().weight.device
     is_ours = (

@@ -3,15 +3,36 @@
 Needs torch and transformers alone: `Policy.export` writes this file, as `generate.py`, beside a checkpoint.
 """
 
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from sequencematch.policy.attention import refuse_what_cannot_delete, rope_limit
 from sequencematch.policy.decoding.choice import Choice, logit_scale_and_cap, row_by_row, uniforms
-from sequencematch.policy.decoding.decoder import Decoder, Limits
+from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
+from sequencematch.policy.decoding.decoder_probe import probe_decoder
+
+
+@dataclass
+class BacktrackOutput(GenerateDecoderOnlyOutput):
+    """Under `return_dict_in_generate`: also how many prompt tokens of each row were kept, and each row's actions."""
+
+    prompt_kept: Tensor | None = None
+    actions: list[list[int]] | None = None
 
 
 def backtrack(
@@ -23,71 +44,183 @@ def backtrack(
     *,
     bkspc_token_id: int | None = None,
     seed: int | None = None,
+    protect_prompt: bool = True,
+    hold_back: int | None = None,
     ban_deleted: bool = False,
     backspace_bias: float = 0.0,
+    text_streamer: Any = None,
     **inputs: Any,
-) -> Tensor:
+) -> Tensor | BacktrackOutput:
     """`model.generate(..., custom_generate=backtrack)`: the model's own sampling, where `<bkspc>` deletes the last token.
 
-    `bkspc_token_id` is the row of the output layer that stands for `<bkspc>`, by default `model.config.bkspc_token_id`. The
-    prompt can't be deleted: callers cut it off the result by its length.
+    `bkspc_token_id` is the row of the output layer that stands for `<bkspc>`, by default `model.config.bkspc_token_id`. A row
+    of the result is the prompt and the completion. With `protect_prompt=False` the prompt can be deleted too: its place is
+    kept by padding in front of the tokens that are left, so that `[:, prompt_length:]` is the new text. A pipeline prepends
+    the original prompt to its text: use `return_full_text=False` there.
+
+    `text_streamer` is a streamer of transformers, for one row: it gets tokens that can no longer be deleted. That is all text
+    at the end, unless `hold_back` says how many tokens may still be deleted. transformers passes its own argument `streamer`
+    to an exported checkpoint, but not to a function given as `custom_generate`.
     """
-    if generation_config.eos_token_id is None:
+    config = generation_config
+    if config.eos_token_id is None:
         raise ValueError(
             "`eos_token_id` must be set: it is what ends a row. Pass it, or set `model.generation_config.eos_token_id`."
         )
-    ignored = {
-        "num_beams": generation_config.num_beams not in (None, 1),
-        "streamer": inputs.get("streamer") is not None,
+    refused = {
+        "num_beams": config.num_beams not in (None, 1),
+        "inputs_embeds": inputs.get("inputs_embeds") is not None,
+        "output_scores": config.return_dict_in_generate and (config.output_scores or config.output_logits),
+        "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
+        "output_attentions": config.return_dict_in_generate and config.output_attentions,
     }
-    ignored["return_dict_in_generate"] = bool(generation_config.return_dict_in_generate)
-    ignored["stopping_criteria"] = any(
-        type(c) not in (MaxLengthCriteria, EosTokenCriteria) for c in stopping_criteria or ()
-    )
-    for name, would_be in ignored.items():
+    for name, would_be in refused.items():
         if would_be:
             raise ValueError(f"`{name}` would be ignored by decoding with deletions. Leave it out.")
+    if text_streamer is not None and (len(input_ids) > 1 or not protect_prompt):
+        raise ValueError("`text_streamer` needs one row and `protect_prompt=True`: it can't take back what it printed.")
+    refuse_what_cannot_delete(model)
     bkspc = bkspc_token_id if bkspc_token_id is not None else getattr(model.config, "bkspc_token_id", None)
     # Not a named parameter: transformers would pass it twice.
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     prompts = [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
-    eos = generation_config.eos_token_id
-    stops = eos.tolist() if isinstance(eos, Tensor) else eos if isinstance(eos, list) else [eos]
-    budget = generation_config.max_length - input_ids.shape[1]
-    limits = Limits(stops[0], bkspc, budget, 4 * budget + 1, True, frozenset(stops[1:]))
-    processors = _unsuppress_backspace(bkspc, logits_processor or LogitsProcessorList())
-    number = int(torch.randint(2**31, ())) if seed is None and generation_config.do_sample else seed or 0
-    output_layer = model.get_output_embeddings()
-    decoder = Decoder(
-        model,
-        lambda hidden: _own_logits(model, output_layer, hidden),
-        limits,
-        Choice(not generation_config.do_sample, row_by_row(processors), None, ban_deleted, backspace_bias),
-        slots=len(prompts),
-        longest_prompt=max(map(len, prompts)),
+    eos = config.eos_token_id
+    ends = eos.tolist() if isinstance(eos, Tensor) else eos if isinstance(eos, list) else [eos]
+    budget = config.max_length - input_ids.shape[1]
+    limit = rope_limit(model.config)
+    if limit is not None and max(map(len, prompts)) + budget > limit:
+        raise ValueError(
+            f"`max_length` must be at most {limit}: the model's rotary embeddings change there, for what was written before "
+            f"as well. Got {config.max_length}, the prompt included. Lower it, or `max_new_tokens`."
+        )
+    limits = Limits(
+        eos=ends[0],
+        ends=frozenset(ends),
+        bkspc=bkspc,
+        max_new_tokens=budget,
+        max_actions=4 * budget + 1,
+        min_new_tokens=max(config.min_new_tokens or 0, (config.min_length or 0) - input_ids.shape[1]),
+        protect_prompt=protect_prompt,
+        hold_back=hold_back,
     )
+    output_layer = model.get_output_embeddings()
+
+    def head(hidden: Tensor) -> Tensor:
+        return _own_logits(model, output_layer, hidden)
+
+    probe_decoder(model, head, limits, len(output_layer.weight))
+    processors = _own_processors(bkspc, logits_processor or LogitsProcessorList())
+    number = int(torch.randint(2**31, ())) if seed is None and config.do_sample else seed or 0
+    choice = Choice(
+        not config.do_sample, row_by_row(processors) if processors else None, None, ban_deleted, backspace_bias
+    )
+    decoder = Decoder(model, head, limits, choice, slots=len(prompts), longest_prompt=max(map(len, prompts)))
     drawn = [uniforms(number, row, limits.max_actions) for row in range(len(prompts))]
     decoder.fill(range(len(prompts)), range(len(prompts)), prompts, drawn)
-    finals: list[tuple[int, ...]] = [()] * len(prompts)
-    for event in decoder.run():
-        was_cut = event.executed == limits.eos != event.chosen
-        last = (event.chosen,) if event.chosen in limits.stop_tokens else ()
-        finals[event.row] = event.tokens[:-1] + last if was_cut else event.tokens
-    # As transformers returns rows: without an <eos> beyond `max_length`.
-    completions = [list(final[len(prompt) :])[:budget] for final, prompt in zip(finals, prompts, strict=True)]
-    longest = max(map(len, completions))
-    pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else stops[0]
-    tail = torch.tensor(
-        [c + [pad] * (longest - len(c)) for c in completions], device=input_ids.device, dtype=input_ids.dtype
+    criteria = [c for c in stopping_criteria or () if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
+    streamed = _Streamed(text_streamer, input_ids, len(prompts[0]), hold_back)
+    finals, kept = [list(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
+    actions = [list[int]() for _ in prompts]
+    try:
+        for event in decoder.run():
+            actions[event.row].append(event.chosen)
+            finals[event.row] = _state(event, limits)
+            kept[event.row] = min(kept[event.row], len(finals[event.row]))
+            if event.executed not in (bkspc, *ends) and _stops(criteria, event, input_ids.device):
+                decoder.end(event.row)
+            streamed.update(finals[event.row])
+        streamed.send(finals[0])
+    finally:
+        if text_streamer is not None:
+            text_streamer.end()
+    sequences = _padded(config, input_ids, [len(prompt) for prompt in prompts], finals, kept, budget)
+    if not config.return_dict_in_generate:
+        return sequences
+    return BacktrackOutput(
+        sequences=sequences, prompt_kept=torch.tensor(kept, device=input_ids.device), actions=actions
     )
-    return torch.cat([input_ids, tail.view(len(prompts), longest)], dim=1)
 
 
-def _unsuppress_backspace(bkspc: int | None, processors: LogitsProcessorList) -> LogitsProcessorList:
-    """Processors that allow `<bkspc>`, which an exported checkpoint suppresses for other decoders."""
+def generate(
+    inputs: Any = None,
+    generation_config: Any = None,
+    *,
+    model: Any,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    **arguments: Any,
+) -> Any:
+    """The function that transformers calls in an exported checkpoint: its own `generate`, decoding with `backtrack`."""
+    strings = arguments.pop("stop_strings", None) or getattr(generation_config, "stop_strings", None)
+    if strings:
+        if tokenizer is None:
+            raise ValueError("`stop_strings` need a tokenizer. Pass `tokenizer=` as well.")
+        criteria = [*(arguments.pop("stopping_criteria", None) or ()), StopStringCriteria(tokenizer, strings)]
+        arguments["stopping_criteria"] = StoppingCriteriaList(criteria)
+        generation_config = copy.copy(generation_config)
+        if generation_config is not None:
+            generation_config.stop_strings = None
+    arguments["text_streamer"] = streamer
+    return type(model).generate(model, inputs, generation_config, custom_generate=backtrack, **arguments)
+
+
+def _state(event: ActionEvent, limits: Limits) -> list[int]:
+    """The row's tokens: without the `<eos>` that is executed in place of another action where a row is cut."""
+    was_cut = event.executed == limits.eos and event.chosen not in limits.ends
+    return list(event.tokens[:-1] if was_cut else event.tokens)
+
+
+def _stops(criteria: Sequence[Any], event: ActionEvent, device: torch.device) -> bool:
+    if not criteria:
+        return False
+    tokens = torch.tensor([event.tokens], device=device)
+    return any(bool(torch.as_tensor(criterion(tokens, None)).any()) for criterion in criteria)
+
+
+def _padded(
+    config: Any, input_ids: Tensor, prompts: list[int], finals: list[list[int]], kept: list[int], budget: int
+) -> Tensor:
+    """The rows as transformers returns them: prompts of one length, and completions padded on the right."""
+    pad = config.pad_token_id if config.pad_token_id is not None else config.eos_token_id
+    pad = int(torch.as_tensor(pad).flatten()[0])
+    # Without an <eos> beyond `max_length`.
+    written = [
+        final[keep:][: budget + prompt - keep] for final, keep, prompt in zip(finals, kept, prompts, strict=True)
+    ]
+    longest, width = max(map(len, written)), input_ids.shape[1]
+    rows = []
+    for ids, prompt, final, keep, new in zip(input_ids.tolist(), prompts, finals, kept, written, strict=True):
+        before = ids if keep == prompt else [pad] * (width - keep) + final[:keep]
+        rows.append(before + new + [pad] * (longest - len(new)))
+    return torch.tensor(rows, device=input_ids.device, dtype=input_ids.dtype)
+
+
+class _Streamed:
+    """What a streamer has got: the prompt, then each token once it can no longer be deleted."""
+
+    def __init__(self, streamer: Any, input_ids: Tensor, prompt: int, hold_back: int | None) -> None:
+        self.streamer, self.hold_back, self.sent, self.deepest = streamer, hold_back, prompt, prompt
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+
+    def update(self, state: list[int]) -> None:
+        self.deepest = max(self.deepest, len(state))
+        if self.hold_back is not None:
+            self.send(state[: self.deepest - self.hold_back])
+
+    def send(self, final: list[int]) -> None:
+        if self.streamer is not None and len(final) > self.sent:
+            self.streamer.put(torch.tensor(final[self.sent :]))
+            self.sent = len(final)
+
+
+def _own_processors(bkspc: int | None, processors: LogitsProcessorList) -> LogitsProcessorList:
+    """Processors that allow `<bkspc>`, which an exported checkpoint suppresses. The decoder itself keeps minimal lengths."""
     kept = LogitsProcessorList()
     for processor in processors:
+        if isinstance(processor, MinLengthLogitsProcessor | MinNewTokensLengthLogitsProcessor):
+            continue  # it would count padding
         if isinstance(processor, SuppressTokensLogitsProcessor):
             tokens = processor.suppress_tokens
             processor = SuppressTokensLogitsProcessor(tokens[tokens != bkspc].tolist(), device=tokens.device)

@@ -16,16 +16,28 @@ from sequencematch.policy.changes import decoding, lock_of
 from sequencematch.policy.decoding.cache import StackCache
 from sequencematch.policy.decoding.choice import Choice, check, choose
 
+#: The most bytes that a decoder's records of actions may take.
+MAX_RECORD_BYTES = 2**32
+
 
 @dataclass(frozen=True)
 class Limits:
-    """When a row ends, and whether it may delete its prompt."""
+    """When a row ends, and what it may delete.
+
+    `ends` holds `eos`, which is executed where a row is cut. `<bkspc>` is not offered in a state as short as the row's floor,
+    unless `self_loops`: there it changes nothing. The floor is one token, or the prompt under `protect_prompt`; with `hold_back`
+    it follows `hold_back` tokens below the deepest state so far.
+    """
 
     eos: int
+    ends: frozenset[int]
     bkspc: int | None
     max_new_tokens: int
     max_actions: int
+    min_new_tokens: int = 0
     protect_prompt: bool = False
+    hold_back: int | None = None
+    self_loops: bool = False
     stop_tokens: frozenset[int] = frozenset()
 
 
@@ -61,6 +73,11 @@ class Decoder:
         longest_prompt: int,
     ) -> None:
         """`model` is a Hugging Face causal LM; `head` maps its last hidden vectors to the logits of all actions."""
+        if slots * limits.max_actions * 32 > MAX_RECORD_BYTES:
+            raise ValueError(
+                f"`max_actions` must leave room in memory for a record of every action. Got {limits.max_actions} for each of "
+                f"{slots} rows; lower it, or the batch size."
+            )
         self.model, self.config, self.head = model, model.config, head
         self.compiled: list[Any] = []
         self.limits, self.choice, self.forwards = limits, choice, 0
@@ -80,7 +97,10 @@ class Decoder:
         self.chosen = zeros(slots, self.actions + 1)
         self.log_probs = zeros(slots, self.actions + 1, dtype=torch.float64)
         self.values = zeros(slots, self.actions + 1, dtype=torch.float64)
-        self.stops = torch.tensor(sorted(limits.stop_tokens), dtype=torch.long, device=self.device)
+        self.ends, self.stops = (
+            torch.tensor(sorted(tokens), dtype=torch.long, device=self.device)
+            for tokens in (limits.ends, limits.stop_tokens - limits.ends)
+        )
         self.cache = self.cache_type(slots, self.depth + 1)
         self.hidden = torch.empty(0)
         self.deleted: list[dict[int, set[int]]] = [{} for _ in range(slots)]
@@ -108,6 +128,7 @@ class Decoder:
         length = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self.size[slot] = self.prompt[slot] = length
         self.floor[slot] = length if self.limits.protect_prompt else torch.ones_like(length)
+        self._raise_floor(slot)
         self.taken[slot] = 0
         self.is_running[slot] = True
         if not self.choice.greedy:
@@ -152,11 +173,18 @@ class Decoder:
         """Choose and execute an action in each of `slot` that runs and has not pushed; returns both actions."""
         limits, choice = self.limits, self.choice
         these = slice(None) if slot is self.slot else slot  # a view if all rows are meant
-        size, taken = self.size[these], self.taken[these]
+        size, taken, written = self.size[these], self.taken[these], self.size[these] - self.prompt[these]
         logits = self.head(self.hidden[slot, size - 1])
-        value = logits.logsumexp(-1) if choice.changes_logits else None
+        value = logits.logsumexp(-1) if choice.changes_logits or limits.min_new_tokens else None
+        bkspc = logits[:, limits.bkspc].clone() if limits.bkspc is not None else None
         if choice.backspace_bias and limits.bkspc is not None:
             logits[:, limits.bkspc] += choice.backspace_bias
+        at_floor = size <= self.floor[these]
+        if limits.bkspc is not None and not limits.self_loops:
+            logits[:, limits.bkspc].masked_fill_(at_floor, -torch.inf)
+        if limits.min_new_tokens:
+            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(self.ends))
+            logits[:, self.ends] = logits[:, self.ends].masked_fill(too_early, -torch.inf)
         if choice.ban_deleted:
             for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
                 if depth in self.deleted[place]:
@@ -167,28 +195,44 @@ class Decoder:
             logits = choice.warp(logits)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
+        if value is None:
+            value = normaliser
+            if bkspc is not None and not limits.self_loops:  # V is of all actions, also of those not offered
+                value = torch.where(at_floor, torch.logaddexp(normaliser, bkspc.to(normaliser)), normaliser)
 
         acts = self.is_running[these] & ~self.has_pushed[these]
         at = torch.where(acts, taken, self.actions)
         self.chosen[slot, at] = action
         self.log_probs[slot, at] = log_prob.double()
-        self.values[slot, at] = (normaliser if value is None else value).double()
+        self.values[slot, at] = value.double()
         is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
-        is_token = ~is_bkspc & (action != limits.eos)
-        is_cut = (is_token & (size - self.prompt[these] >= limits.max_new_tokens)) | (taken + 1 == limits.max_actions)
+        is_end = (action[:, None] == self.ends).any(1)
+        is_token = ~is_bkspc & ~is_end
+        is_cut = (is_token & (written >= limits.max_new_tokens)) | ((taken + 1 == limits.max_actions) & ~is_end)
         if len(self.stops):
             is_cut |= (action[:, None] == self.stops).any(1)
         executed = torch.where(is_cut, limits.eos, action)
-        pops = acts & is_bkspc & ~is_cut & (size > self.floor[these])
+        pops = acts & is_bkspc & ~is_cut & ~at_floor
         pushes = acts & is_token & ~is_cut
         if choice.ban_deleted:
             self._remember(slot, size, pops)
         self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
         self.taken[these] = taken + acts
         self.size[these] = size + pushes.long() - pops.long()
-        self.is_running[these] &= ~(acts & (executed == limits.eos))
+        self._raise_floor(these)
+        self.is_running[these] &= ~(acts & (is_end | is_cut))
         self.has_pushed[these] |= pushes
         return action, executed
+
+    def _raise_floor(self, these: Any) -> None:
+        """With `hold_back`, let the floor follow the deepest state."""
+        if self.limits.hold_back is not None:
+            self.floor[these] = torch.maximum(self.floor[these], self.size[these] - self.limits.hold_back)
+
+    def end(self, row: int) -> None:
+        """End a running row after its last action, for a reason that only the caller knows."""
+        slot = self.numbers.index(row)
+        self.is_running[slot] = self.has_pushed[slot] = False
 
     @torch.no_grad()
     def push(self) -> None:
@@ -262,7 +306,7 @@ class Decoder:
                 states, scores = self._states(slot), zip(log_prob.tolist(), value.tolist(), strict=True)
                 actions = zip(slot.tolist(), chosen.tolist(), executed.tolist(), strict=True)
                 for state, (place, action, done), score in zip(states, actions, scores, strict=True):
-                    end = (self.limits.eos,) if done == self.limits.eos else ()
+                    end = (done,) if done in self.limits.ends else ()
                     yield ActionEvent(cast(int, self.numbers[place]), action, done, *score, (*state, *end))
             self.drop_ended()
             if bool(self.has_pushed.any()):
