@@ -15,12 +15,6 @@ from sequencematch.data.files import write_folder
 from sequencematch.policy.scoring import Scorer
 
 NAME = "<bkspc>"
-ENTRY_POINT = '''
-
-def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, **arguments: Any) -> Tensor:
-    """The function that transformers calls: its own `generate`, decoding with `backtrack`."""
-    return type(model).generate(model, inputs, generation_config, custom_generate=backtrack, **arguments)
-'''
 #: The module that becomes `generate.py`.
 _ENTRY_MODULE = "sequencematch.policy.decoding.custom_generate"
 #: An import from this package, in a file that is exported.
@@ -50,19 +44,19 @@ Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppres
 
 def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
     """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write the folder atomically."""
-    tokenizer = copy.deepcopy(policy.tokenizer)
-    bkspc = policy.folded_row  # of a policy that was loaded from an export
-    if bkspc is None:
-        if tokenizer is not None and NAME in tokenizer.get_vocab():
+    tokenizer, bkspc = copy.deepcopy(policy.tokenizer), policy.space.bkspc
+    if policy.folded_row is None and tokenizer is not None:
+        ids = tokenizer.get_vocab()
+        if NAME in ids:
             raise ValueError(
                 f"`tokenizer` must not have {NAME}, which the model has no row for. Load its own tokenizer, not an export's."
             )
-        bkspc = policy.space.vocab_size if tokenizer is None else len(tokenizer)
+        if len(tokenizer) == bkspc and max(ids.values()) < bkspc:
+            tokenizer.add_special_tokens({"additional_special_tokens": [NAME]}, replace_extra_special_tokens=False)
+            assert tokenizer.convert_tokens_to_ids(NAME) == bkspc
+        # Elsewhere its ids would not be the model's: it goes without. No text holds <bkspc>.
     model = merged(policy.model)
-    fold_in(model, policy, bkspc)
-    if tokenizer is not None:
-        tokenizer.add_special_tokens({"additional_special_tokens": [NAME]}, replace_extra_special_tokens=False)
-        assert tokenizer.convert_tokens_to_ids(NAME) == bkspc
+    fold_in(model, policy)
 
     def write(temporary: Path) -> None:
         model.save_pretrained(temporary)
@@ -79,7 +73,15 @@ def merged(model: Any) -> PreTrainedModel:
     model = copy.deepcopy(model)
     if getattr(model, "is_quantized", False):
         model = dequantized(model)
-    return model.merge_and_unload() if hasattr(model, "peft_config") else model
+    if not hasattr(model, "peft_config"):
+        return model
+    base = model.get_base_model()
+    embedding, output = base.get_input_embeddings(), base.get_output_embeddings()
+    if hasattr(embedding, "base_layer") and embedding.get_base_layer().weight is output.weight:
+        # The adapter changes the input embeddings alone, and merging would change the tied output layer too.
+        output.weight = torch.nn.Parameter(output.weight.detach().clone())
+        base.config.tie_word_embeddings = False
+    return model.merge_and_unload()
 
 
 def dequantized(model: Any) -> Any:
@@ -96,8 +98,9 @@ def dequantized(model: Any) -> Any:
     return adapted
 
 
-def fold_in(model: PreTrainedModel, policy: Scorer, bkspc: int) -> None:
-    """Write the `<bkspc>` row into the output layer as token `bkspc`: into a padding row if there is one, else a new row."""
+def fold_in(model: PreTrainedModel, policy: Scorer) -> None:
+    """Write the `<bkspc>` row into the output layer, after the rows of all tokens."""
+    bkspc = policy.space.bkspc
     if bkspc >= len(model.get_output_embeddings().weight):
         model.resize_token_embeddings(bkspc + 1, mean_resizing=False)
     layer = model.get_output_embeddings()
@@ -106,6 +109,8 @@ def fold_in(model: PreTrainedModel, policy: Scorer, bkspc: int) -> None:
         if getattr(layer, "bias", None) is not None:
             layer.bias[bkspc] = 0
     model.config.bkspc_token_id = bkspc
+    others = sorted(policy.space.ends - {policy.space.eos})
+    model.generation_config.eos_token_id = [policy.space.eos, *others] if others else policy.space.eos
     model.generation_config.suppress_tokens = sorted({*(model.generation_config.suppress_tokens or []), bkspc})
 
 
@@ -121,9 +126,7 @@ def write_decoder(folder: Path) -> None:
         source = inspect.getsource(importlib.import_module(module))
         modules += [name for name in _OWN_IMPORT.findall(source) if name not in modules]
         source = _OWN_IMPORT.sub(lambda match: f"from .{_last(match[1])} import", source)
-        is_entry = module == _ENTRY_MODULE
-        path = folder / ("generate.py" if is_entry else f"{_last(module)}.py")
-        path.write_text(source + ENTRY_POINT if is_entry else source)
+        (folder / ("generate.py" if module == _ENTRY_MODULE else f"{_last(module)}.py")).write_text(source)
     missing = [path for path in get_relative_import_files(folder / "generate.py") if not Path(path).is_file()]
     assert not missing, f"the exported decoder lacks {missing}"
 
