@@ -74,7 +74,7 @@ def test_noise_tokens_are_ids_or_tokens_of_the_vocabulary() -> None:
 
 
 def test_eos_inside_what_is_learnt_is_refused() -> None:
-    with pytest.raises(ValueError, match="must not hold <eos>"):
+    with pytest.raises(ValueError, match="must not hold an end token such as <eos>"):
         read({"input_ids": [5, 6, EOS, 7]})
 
 

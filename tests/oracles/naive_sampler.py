@@ -94,7 +94,7 @@ def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Samplin
         if len(stack) <= floor and not sampling.self_loops:
             logits[bkspc] = -math.inf
         if sampling.min_new_tokens and len(stack) - len(prompt) < sampling.min_new_tokens:
-            for end in ends:
+            for end in (*ends, *sampling.stop_tokens):
                 logits[end] = -math.inf
         if sampling.ban_deleted:
             for token in banned.get(tuple(stack), set()):

@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sequencematch.core import Trajectory, encode
-from sequencematch.policy import Policy, attention, verdicts
+from sequencematch.policy import Policy, attention
 from sequencematch.policy.decoding.decoder_probe import centred
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +97,7 @@ _WINDOWS = (
     "sliding_window_size",
     "attention_window_size",
     "attention_chunk_size",
+    "keep_window_size",
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_group")
 
@@ -200,16 +201,22 @@ def small_config(config_class: type[PreTrainedConfig], **changes: Any) -> PreTra
     default = config_class()
     known = vars(default)
     given = {name: value for name, value in SMALL.items() if known.get(name) is not None or name.endswith("_token_id")}
+    given |= {name: WINDOW for name in _WINDOWS if name in known}
     if "qk_rope_head_dim" in known:
         given.pop("head_dim", None)  # it is the rotated part's there
         given["num_key_value_heads"] = given["num_attention_heads"]
-    given |= {"is_decoder": True} if "is_decoder" in known and not getattr(default, "is_encoder_decoder", False) else {}
+    is_alone = not getattr(default, "is_encoder_decoder", False)
+    given |= {"is_decoder": True} if "is_decoder" in known and is_alone else {}
     given |= {"use_sliding_window": True} if "use_sliding_window" in known else {}
     for name in getattr(default, "sub_configs", {}):
         inner = known.get(name)
         if isinstance(inner, PreTrainedConfig):
             given[name] = small_config(type(inner)).to_dict()
-    return config_class(**(given | dict(OWN.get(default.model_type, {})) | changes))
+    config = config_class(**(given | dict(OWN.get(default.model_type, {})) | changes))
+    kinds = getattr(config, "layer_types", None)
+    if kinds and set(kinds) == {"full_attention"} and "sliding_window" in known:
+        config.layer_types = ["sliding_attention", *kinds[1:]]  # as other releases of the type may have it
+    return config
 
 
 def small_model(model_type: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
@@ -328,34 +335,47 @@ def _bkspc_logit(policy: Policy, tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a type: "exact" with its errors, "refused" or "not built" with the reason, or "WRONG"."""
+    """What became of a type: "exact" with its errors, "refused" or "not built" with the reason, or "WRONG".
+
+    `windowed`: a sliding window was in force.
+    """
 
     kind: str
     reason: str = ""
+    windowed: bool = False
     logits: float = 0.0
     gradients: float = 0.0
     decoding: float = 0.0
     deleted: int = 0
 
 
-def try_type(model_type: str, device: str = "cpu", dtype: str = "float32", *, trusted: bool = True) -> Verdict:
-    """Build a small model and compare it with fresh passes; `trusted` tries it as if its windows were known to be exact."""
+def try_type(model_type: str, device: str = "cpu", dtype: str = "float32") -> Verdict:
+    """Build a small model and compare it with fresh passes: with a window if it can have one, else without."""
+    whole = _try(model_type, device, dtype, set(TYPES))
+    if whole.kind == "exact" or whole.kind == "refused":
+        return whole
+    without = _try(model_type, device, dtype, set(), sliding_window=None)
+    if without.kind == "exact":
+        return without
+    refused = _try(model_type, device, dtype, set())
+    return refused if refused.kind == "refused" else whole
+
+
+def _try(model_type: str, device: str, dtype: str, windowed: set[str], **changes: Any) -> Verdict:
+    """As if the windows of `windowed` types were known to be exact."""
     try:
-        model = small_model(model_type, getattr(torch, dtype)).to(device)
+        model = small_model(model_type, getattr(torch, dtype), **changes).to(device)
     except Exception as error:  # whatever a config says of itself
         return Verdict("not built", _line(error))
-    known = verdicts.EXACT | (set(TYPES) if trusted else set())
-    with patch.object(attention, "EXACT", known):
+    with patch.object(attention, "WINDOWED", windowed):
         try:
             policy = Policy(model)
         except ValueError as error:
             return Verdict("refused", _line(error))
     errors = logit_error(policy), gradient_error(policy), *decoding_error(policy)
     is_exact = all(error <= most for error, most in zip(errors, TOLERANCE[dtype], strict=False))
-    if is_exact or not trusted:
-        return Verdict("exact" if is_exact else "WRONG", "", *errors)
-    refused = try_type(model_type, device, dtype, trusted=False)
-    return refused if refused.kind == "refused" else Verdict("WRONG", "", *errors)
+    has_window = WINDOW in attention.windows(model.config).values()
+    return Verdict("exact" if is_exact else "WRONG", "", has_window, *errors)
 
 
 def _line(error: Exception) -> str:
@@ -366,15 +386,15 @@ def _line(error: Exception) -> str:
 HEADER = """# Which models can delete
 
 The verdict on every type of causal language model that transformers {version} registers. A small random model of each type, in
-float32, with windows of {window} tokens, more than the probe at loading can see, scores trajectories of up to 60 tokens with
-deletions, some into the prompt, as separate rows and packed with shared prompts; and decodes a batch of prompts of different
-lengths with deletions. *Exact*: logits, gradients and log-probabilities are those of fresh forward passes over each state alone,
-up to rounding: relative errors of at most {most[0]:g} and {most[1]:g}, and {most[2]:g} nats.
+float32, scores trajectories of up to 60 tokens with deletions, some into the prompt, as separate rows and packed with shared
+prompts; and decodes a batch of prompts of different lengths with deletions. *Exact*: logits, gradients and log-probabilities are
+those of fresh forward passes over each state alone, up to rounding: relative errors of at most {most[0]:g} and {most[1]:g}, and
+{most[2]:g} nats. *With windows*: a sliding window of {window} tokens was in force, more than the probe at loading can see.
 
-Loading runs a short version of this on *your* model, listed here or not, and refuses a model whose logits differ. What a short
-probe can't see is refused unless its type is exact here: a window longer than the probe. Sliding windows count positions: a deleted
-token takes no room in them. Rotary embeddings of type longrope and dynamic change for the whole batch once a row passes their
-original length, so the context ends there. FlashAttention takes no mask and is refused; `sdpa`, `eager` and, on a GPU,
+Loading runs a short version of this on *your* model, listed here or not, and refuses a model whose logits differ. A window is
+longer than what loading can test: it is refused unless the type is exact *with windows* here. Sliding windows count positions: a
+deleted token takes no room in them. Rotary embeddings of type longrope and dynamic change for the whole batch once a row passes
+their original length, so the context ends there. FlashAttention takes no mask and is refused; `sdpa`, `eager` and, on a GPU,
 `flex_attention` work.
 
 {bfloat16}
@@ -406,22 +426,27 @@ def in_bfloat16() -> str:
 
 def table(found: Mapping[str, Verdict]) -> str:
     """docs/models.md."""
-    says = {"exact": "exact", "refused": "refused: {}", "not built": "not tried, since no small model can be built: {}"}
-    rows = [f"| {name} | {says[verdict.kind].format(verdict.reason)} |\n" for name, verdict in found.items()]
+    says = {
+        "exact": "exact{}",
+        "refused": "refused: {}",
+        "not built": "not tried, since no small model can be built: {}",
+    }
+    reasons = {name: ", with windows" if verdict.windowed else verdict.reason for name, verdict in found.items()}
+    rows = [f"| {name} | {says[verdict.kind].format(reasons[name])} |\n" for name, verdict in found.items()]
     known = {"version": transformers.__version__, "window": WINDOW, "most": TOLERANCE["float32"]}
     return HEADER.format(bfloat16=in_bfloat16(), **known) + "".join(rows)
 
 
 def listing(found: Mapping[str, Verdict]) -> str:
     """policy/verdicts.py."""
-    exact = " ".join(name for name, verdict in found.items() if verdict.kind == "exact")
-    names = textwrap.fill(exact, 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-    return f'''"""Types of models that are exact with windows longer than the probe; `docs/models.md` has all verdicts.
+    kept = " ".join(name for name, verdict in found.items() if verdict.kind == "exact" and verdict.windowed)
+    names = textwrap.fill(kept, 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    return f'''"""Types of models whose sliding windows were tried and are exact; `docs/models.md` has all verdicts.
 
 Written by `python -m tests.policy.sweep --write`. Needs nothing: `Policy.export` writes this file beside a checkpoint.
 """
 
-EXACT = frozenset(
+WINDOWED = frozenset(
     """
 {names}
     """.split()  # noqa: SIM905

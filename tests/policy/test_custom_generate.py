@@ -11,6 +11,7 @@ from transformers import StoppingCriteriaList, StopStringCriteria, TextIteratorS
 
 import sequencematch
 from sequencematch.policy import Policy
+from sequencematch.policy.decoding import custom_generate
 from tests.policy.tiny_models import character_tokenizer, llama
 
 PROMPT = "the dog sat"
@@ -216,3 +217,40 @@ def test_the_bundled_models_export_deletes_a_wrong_digit_of_its_prompt(tmp_path:
     assert done.actions[0] == list(written.trajectories[0].chosen)
     pipeline = transformers.pipeline("text-generation", model=made, tokenizer=tokenizer)
     assert pipeline(QUESTION, return_full_text=False, **options)[0]["generated_text"] == "42"
+
+
+@pytest.mark.parametrize("hold_back", [0, 2, 10])
+def test_nothing_is_streamed_that_may_still_be_deleted(hold_back: int) -> None:
+    class Recorder(list[int]):
+        def put(self, tokens: torch.Tensor) -> None:
+            self.extend(tokens.flatten().tolist())
+
+    recorder = Recorder()
+    streamed = custom_generate._Streamed(recorder, torch.tensor([[1, 2, 3]]), 3, hold_back)
+    state = [1, 2, 3]
+    for token in range(10, 18):
+        state.append(token)
+        streamed.update(state)
+        assert recorder == state[: max(3, len(state) - hold_back)]
+
+
+@pytest.mark.parametrize("name", ["pixel_values", "token_type_ids"])
+def test_other_inputs_of_a_model_are_refused(policy: Policy, tokenizer: Any, name: str) -> None:
+    ids = ids_of(tokenizer)
+    config = transformers.GenerationConfig(max_length=20, eos_token_id=2)
+    inputs: Any = {name: torch.zeros(1, 3)}
+    with pytest.raises(ValueError, match=f"`{name}` would be ignored by decoding with deletions"):
+        sequencematch.generate(policy.base, ids, generation_config=config, **inputs)
+
+
+def test_ends_beyond_the_vocabulary_are_left_out(policy: Policy, tokenizer: Any) -> None:
+    options = {"custom_generate": sequencematch.generate, "max_new_tokens": 6, "min_new_tokens": 2, "do_sample": False}
+    policy.base.generate(ids_of(tokenizer), eos_token_id=[2, 9999], **options)
+    with pytest.raises(ValueError, match="`eos_token_id` must be in the vocabulary of 48 tokens"):
+        policy.base.generate(ids_of(tokenizer), eos_token_id=9999, **options)
+
+
+def test_stop_strings_in_the_models_own_config_are_refused_for_the_true_reason(model: Any, tokenizer: Any) -> None:
+    model.generation_config.stop_strings = ["a"]
+    with pytest.raises(ValueError, match="`stop_strings` must be passed to `generate`"):
+        model.generate(ids_of(tokenizer), tokenizer=tokenizer, **SAMPLED)

@@ -94,7 +94,7 @@ def test_rows_keep_which_end_they_ended_in_and_chat_rows_are_cut_at_the_first() 
     example = read(row)
     assert (example.completion, example.end) == ((6, 7), OTHER)
     assert Collator(SPACE, read).clean(example).chosen == (6, 7, OTHER)
-    with pytest.raises(ValueError, match=r"must not hold <eos> \(id 9\) inside the learnt part"):
+    with pytest.raises(ValueError, match=r"must not hold an end token such as <eos> \(id 9\) inside the learnt part"):
         read({"input_ids": [5, 6, OTHER, 7], "completion_mask": [0, 1, 1, 1]})
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}f.{% endfor %}"  # f is the other end
     assert tokenizer("f")["input_ids"] == [OTHER]

@@ -69,7 +69,7 @@ class Reader:
         inside = next((token for token in scored if token in self.ends), None)
         if inside is not None:
             raise ValueError(
-                f"must not hold <eos> (id {inside}) inside the learnt part: <eos> ends a sequence. Split the row there"
+                f"must not hold an end token such as <eos> (id {inside}) inside the learnt part. Split the row there"
                 f"{', or leave its prompt out with `completion_only_loss=True`' if self.scores_prompt else ''}."
             )
         room = self.max_length - len(example.prompt)

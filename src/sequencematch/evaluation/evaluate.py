@@ -87,6 +87,7 @@ def evaluate(
         seconds=0.0,
     )
     identity = {"weights": record.weights, "task": record.task_signature, "sampling": record.sampling, "seed": seed}
+    identity |= {"ends": sorted(policy.space.ends), "self_loops": used.self_loops}
 
     def made(prompts: Sequence[tuple[int, ...]], name: str) -> list[Trajectory]:
         path = None if folder is None else Path(folder) / name

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sequencematch.policy.verdicts import EXACT
+from sequencematch.policy.verdicts import WINDOWED
 
 #: Rotary embeddings whose angles depend on a token's position alone.
 _ROPE_BY_POSITION = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
@@ -17,7 +17,7 @@ _ROPE_BY_POSITION = frozenset({"default", "linear", "llama3", "proportional", "y
 _ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
 _ANY = 2**31 - 1
 #: Fields of configs that limit how far a token sees.
-_WINDOW_FIELD = re.compile(r"(?!max_|keep_|_|.*pattern).*(window|local_attention|attention_chunk).*")
+_WINDOW_FIELD = re.compile(r"(?!max_|_|.*pattern).*(window|local_attention|attention_chunk).*")
 
 
 def refuse_what_cannot_delete(model: Any) -> None:
@@ -29,7 +29,7 @@ def refuse_what_cannot_delete(model: Any) -> None:
         )
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise ValueError(
-            f"{name} uses ALiBi, whose distances count deleted tokens, too. Use a model with position ids."
+            f"{name} uses ALiBi, whose distances also count deleted tokens. Use a model with position ids."
         )
     if "flash" in (config._attn_implementation or ""):
         raise ValueError(
@@ -38,11 +38,12 @@ def refuse_what_cannot_delete(model: Any) -> None:
         )
     windows(config)
     rope_limit(config)
-    field = None if text_config(config).model_type in EXACT else _window_field(text_config(config))
+    is_known = type(model).__module__.startswith("transformers.") and text_config(config).model_type in WINDOWED
+    field = _window_field(text_config(config), but_for="sliding_window" if is_known else None)
     if field is not None:
         raise ValueError(
-            f"{name} has a window, `{field[0]}`={field[1]}, longer than what loading can test, and models of type "
-            f"{config.model_type} are not known to be exact with it. See docs/models.md for those that are."
+            f"{name} has a window, `{field[0]}`={field[1]}, which loading can't test, and windows of models of type "
+            f"{config.model_type} are not known to be exact. See docs/models.md for those that are."
         )
 
 
@@ -71,11 +72,12 @@ def windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
 
-def _window_field(config: Any) -> tuple[str, int] | None:
-    """The first field of a config that limits how far a token sees, and its value."""
+def _window_field(config: Any, but_for: str | None) -> tuple[str, Any] | None:
+    """The first field of a config, but for one, that limits how far a token sees, and its value."""
     for name, value in config.to_dict().items():
-        is_off = name == "sliding_window" and not getattr(config, "use_sliding_window", True)
-        if _WINDOW_FIELD.fullmatch(name) and type(value) is int and value > 0 and not is_off:
+        is_off = name == but_for or (name == "sliding_window" and not getattr(config, "use_sliding_window", True))
+        sizes = value if isinstance(value, list) else [value]
+        if _WINDOW_FIELD.fullmatch(name) and not is_off and any(type(size) is int and size > 0 for size in sizes):
             return name, value
     return None
 
@@ -100,7 +102,8 @@ def rope_limit(config: Any) -> int | None:
         kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
         if kind in _ROPE_BY_LENGTH:
             original = getattr(config, "original_max_position_embeddings", None)
-            found = part.get("original_max_position_embeddings") or original or _max_position_embeddings(config)
+            limit = part.get("original_max_position_embeddings") or original or _max_position_embeddings(config)
+            found = min(limit, _ANY if found is None else found)
         elif kind not in _ROPE_BY_POSITION:
             raise ValueError(
                 f"{config.model_type} has rotary embeddings of type {kind!r}. Only these were tried with deletions: "

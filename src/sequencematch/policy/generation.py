@@ -142,6 +142,10 @@ def stream(policy: Scorer, prompt: Prompt, sampling: Sampling) -> Iterator[Actio
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many → a list of prompts. The rows of a 2-D tensor or array are prompts without padding."""
     found: Any = _as_list(prompts)
+    if isinstance(found, Mapping):
+        raise ValueError(
+            f"`prompts` must be text, token ids, or a list of messages. Got a mapping with {', '.join(found)}."
+        )
     is_one = isinstance(found, str) or (
         len(found) > 0 and (isinstance(found[0], Mapping | numbers.Number) or getattr(found[0], "ndim", None) == 0)
     )

@@ -93,7 +93,7 @@ class Policy(Scorer):
     ) -> Generation:
         """Roll out from one prompt or many; `sampling` holds the fields of `Sampling`   (§4.1).
 
-        A prompt is text, token ids, or the messages of a conversation: the model's turn is written by the chat template.
+        A prompt is text, token ids, or the messages of a conversation, which the chat template turns into a prompt.
         """
         return generate(self, as_prompts(prompts), Sampling(**sampling), batch_size=batch_size, progress=progress)
 

@@ -16,7 +16,7 @@ def select_attention(policy: Scorer) -> None:
     config = policy.base.config
     if config._attn_implementation == "sdpa" and policy.base._supports_attention_backend:
         config._attn_implementation = CAUSAL_PREFIX
-        with suppress(ValueError):
+        with suppress(*REFUSALS):
             probe(policy)
             return
         config._attn_implementation = "sdpa"

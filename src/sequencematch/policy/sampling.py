@@ -32,12 +32,14 @@ class SamplingOptions(TypedDict, total=False):
     logits_processor: Any
 
 
+#: Fields that may be None.
+_OPTIONAL = frozenset({"max_actions", "top_k", "top_p", "min_p", "seed", "hold_back"})
 #: Fields with real numbers: what they must be, and the check. Logits divided by a smaller temperature would overflow.
 _NUMBERS: Sequence[tuple[str, str, Callable[[float], bool]]] = (
     ("temperature", "0 (greedy), or a number of at least 1e-6", lambda x: x == 0 or 1e-6 <= x < math.inf),
     ("top_p", "a share above 0 and at most 1", lambda x: 0 < x <= 1),
     ("min_p", "a share in [0, 1]", lambda x: 0 <= x <= 1),
-    ("backspace_bias", "a number, or -inf to delete never", lambda x: x < math.inf),
+    ("backspace_bias", "a number, or -inf never to delete", lambda x: x < math.inf),
 )
 
 
@@ -46,9 +48,9 @@ class Sampling:
     """How actions are chosen and when a row ends.
 
     `max_new_tokens` limits the net length, `max_actions` the number of actions: 4 · `max_new_tokens` + 1 by default. Before
-    `min_new_tokens` a row can't end. `temperature` 0 is greedy. A row's random numbers depend only on `seed`, the row's number
-    and the action's number. `backspace_bias` is added to the logit of `<bkspc>`. `ban_deleted` keeps a token from being chosen
-    again in a state where it was deleted, as long as that state is on the stack.
+    `min_new_tokens` a row can't end, unless it has taken all its actions. `temperature` 0 is greedy. A row's random numbers
+    depend only on `seed`, the row's number and the action's number. `backspace_bias` is added to the logit of `<bkspc>`.
+    `ban_deleted` keeps a token from being chosen again in a state where it was deleted, as long as that state is on the stack.
 
     `protect_prompt` keeps `<bkspc>` from deleting the prompt. With `hold_back` = k a token with k more above it is never
     deleted, so a stream can send it: its text is append-only, k tokens late. Where nothing may be deleted, `<bkspc>` is not
@@ -115,11 +117,12 @@ class Sampling:
             self._set_whole(name, least)
         for name, expected, holds in _NUMBERS:
             value = getattr(self, name)
-            if value is None:
+            if value is None and name in _OPTIONAL:
                 continue
             if not isinstance(value, numbers.Real) or isinstance(value, bool) or not holds(float(value)):
                 raise ValueError(f"`{name}` must be {expected}. Got {value!r}.")
             object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "stop_tokens", tuple(map(operator.index, self.stop_tokens)))
         if self.temperature == 0 and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
             raise ValueError(
                 "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
@@ -133,7 +136,7 @@ class Sampling:
 
     def _set_whole(self, name: str, least: int | None) -> None:
         value = getattr(self, name)
-        if value is None:
+        if value is None and name in _OPTIONAL:
             return
         try:
             found = operator.index(value)

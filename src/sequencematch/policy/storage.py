@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
 from sequencematch.data.files import write_folder
@@ -177,11 +178,15 @@ def load_ends(name: str) -> frozenset[int]:
     """The ends that a saved policy names, or a model's generation config, without loading the model."""
     folder = Path(_place(name))
     if (folder / MANIFEST).is_file():
-        return frozenset(json.loads((folder / MANIFEST).read_text()).get("ends", ()))
-    try:
-        return listed_ends(GenerationConfig.from_pretrained(_place(name)))
-    except OSError:  # it has none
-        return frozenset()
+        ends = json.loads((folder / MANIFEST).read_text()).get("ends")
+        if ends is not None:
+            return frozenset(ends)
+    if (folder / "adapter_config.json").is_file():
+        return load_ends(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
+    for load in (GenerationConfig.from_pretrained, AutoConfig.from_pretrained):
+        with suppress(OSError, ValueError):  # it has none
+            return listed_ends(load(_place(name)))
+    return frozenset()
 
 
 def _base(model: Any) -> Any:

@@ -26,6 +26,9 @@ from sequencematch.policy.decoding.choice import Choice, logit_scale_and_cap, ro
 from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
 from sequencematch.policy.decoding.decoder_probe import probe_decoder
 
+#: The inputs of a model that decoding with deletions makes itself, or has another reason to refuse.
+_INPUTS = ("attention_mask", "position_ids", "cache_position", "past_key_values", "logits_to_keep", "inputs_embeds")
+
 
 @dataclass
 class BacktrackOutput(GenerateDecoderOnlyOutput):
@@ -67,16 +70,20 @@ def backtrack(
         raise ValueError(
             "`eos_token_id` must be set: it is what ends a row. Pass it, or set `model.generation_config.eos_token_id`."
         )
-    refused = {
+    refused = {name: isinstance(value, Tensor) for name, value in inputs.items() if name not in _INPUTS}
+    refused |= {
         "num_beams": config.num_beams not in (None, 1),
         "inputs_embeds": inputs.get("inputs_embeds") is not None,
         "output_scores": config.return_dict_in_generate and (config.output_scores or config.output_logits),
         "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
         "output_attentions": config.return_dict_in_generate and config.output_attentions,
     }
+    refused["past_key_values"] = getattr(inputs.get("past_key_values"), "get_seq_length", int)() > 0
     for name, would_be in refused.items():
         if would_be:
             raise ValueError(f"`{name}` would be ignored by decoding with deletions. Leave it out.")
+    if hold_back is not None and hold_back < 0:
+        raise ValueError(f"`hold_back` must be at least 0. Got {hold_back}.")
     if text_streamer is not None and (len(input_ids) > 1 or not protect_prompt):
         raise ValueError("`text_streamer` needs one row and `protect_prompt=True`: it can't take back what it printed.")
     refuse_what_cannot_delete(model)
@@ -86,7 +93,11 @@ def backtrack(
     mask = torch.ones_like(input_ids) if mask is None else mask
     prompts = [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
     eos = config.eos_token_id
+    vocab_size = len(model.get_input_embeddings().weight)
     ends = eos.tolist() if isinstance(eos, Tensor) else eos if isinstance(eos, list) else [eos]
+    ends = [end for end in ends if 0 <= end < vocab_size]
+    if not ends:
+        raise ValueError(f"`eos_token_id` must be in the vocabulary of {vocab_size} tokens. Got {eos}.")
     budget = config.max_length - input_ids.shape[1]
     limit = rope_limit(model.config)
     if limit is not None and max(map(len, prompts)) + budget > limit:
@@ -109,7 +120,7 @@ def backtrack(
     def head(hidden: Tensor) -> Tensor:
         return _own_logits(model, output_layer, hidden)
 
-    probe_decoder(model, head, limits, len(output_layer.weight))
+    probe_decoder(model, head, limits, vocab_size)
     processors = _own_processors(bkspc, logits_processor or LogitsProcessorList())
     number = int(torch.randint(2**31, ())) if seed is None and config.do_sample else seed or 0
     choice = Choice(
@@ -152,6 +163,8 @@ def generate(
     **arguments: Any,
 ) -> Any:
     """The function that transformers calls in an exported checkpoint: its own `generate`, decoding with `backtrack`."""
+    if model.generation_config.stop_strings:  # transformers would ask for a tokenizer, and not take one
+        raise ValueError("`stop_strings` must be passed to `generate`. Got them in `model.generation_config`.")
     strings = arguments.pop("stop_strings", None) or getattr(generation_config, "stop_strings", None)
     if strings:
         if tokenizer is None:
@@ -207,7 +220,7 @@ class _Streamed:
     def update(self, state: list[int]) -> None:
         self.deepest = max(self.deepest, len(state))
         if self.hold_back is not None:
-            self.send(state[: self.deepest - self.hold_back])
+            self.send(state[: max(0, self.deepest - self.hold_back)])
 
     def send(self, final: list[int]) -> None:
         if self.streamer is not None and len(final) > self.sent:

@@ -183,8 +183,9 @@ class Decoder:
         if limits.bkspc is not None and not limits.self_loops:
             logits[:, limits.bkspc].masked_fill_(at_floor, -torch.inf)
         if limits.min_new_tokens:
-            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(self.ends))
-            logits[:, self.ends] = logits[:, self.ends].masked_fill(too_early, -torch.inf)
+            stops = torch.cat([self.ends, self.stops])
+            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(stops))
+            logits[:, stops] = logits[:, stops].masked_fill(too_early, -torch.inf)
         if choice.ban_deleted:
             for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
                 if depth in self.deleted[place]:
