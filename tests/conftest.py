@@ -62,6 +62,7 @@ SLOW = (
     "tests/policy/test_policy.py::test_a_compiled_policy_has_the_same_loss_and_gradients",
     "tests/policy/test_quantized.py",
     "tests/policy/test_prompts.py::test_bad_input",
+    "tests/policy/test_search.py",
     "tests/policy/test_threads.py",
     "tests/policy/test_verdicts.py",
     "tests/policy/test_modes.py",

@@ -30,7 +30,7 @@ EXPECTED = {
         "amortised, shared",
         "paper",
     },
-    "decoding": {"roofline", "control", "decoding, dynamic"},
+    "decoding": {"roofline", "control", "decoding, dynamic", "decoding, search"},
     "length": {"control", "length"},
     "end_to_end": {"control"},
 }

@@ -4,12 +4,14 @@ Only the random numbers and their use (`uniforms`, `choose`) are the library's: 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.decoding.choice import choose, uniforms
+from sequencematch.policy.decoding.search import REMEMBERED
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def fresh_logits(policy: Policy, state: list[int]) -> list[float]:
 
 def warp(logits: list[float], sampling: Sampling) -> list[float]:
     """Temperature, then the k likeliest, then the smallest set of mass p, then what is within a factor of the likeliest."""
-    if sampling.temperature > 0:
+    if sampling.temperature:
         logits = [logit / sampling.temperature for logit in logits]
     if sampling.top_k is not None:
         least = sorted(logits)[-min(sampling.top_k, len(logits))]
@@ -72,21 +74,47 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
             kept.add(action)
             mass += weights[action]
         logits = [logit if action in kept else -math.inf for action, logit in enumerate(logits)]
-    if sampling.min_p is not None:
+    if sampling.min_p is not None and not sampling.search:
         weights = softmax(logits)
         least = sampling.min_p * max(weights)
         logits = [logit if weight >= least else -math.inf for logit, weight in zip(logits, weights, strict=True)]
     return logits
 
 
-def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Sampling) -> list[Step]:
-    """Every action of row number `row`, until it ends."""
+def searched(
+    logits: list[float], closed: set[int], policy: Policy, sampling: Sampling, *, may_delete: bool, is_leaf: bool
+) -> list[float]:
+    """What a depth-first search may choose: tokens not tried yet that are likely enough, and `<bkspc>`."""
+    bkspc = policy.space.bkspc
+    least = max(logits[:bkspc]) + math.log(0.05 if sampling.min_p is None else sampling.min_p)
+    untried = [token for token in range(bkspc) if token not in closed and logits[token] > -math.inf]
+    tokens = untried
+    if may_delete:
+        tokens = [t for t in untried if logits[t] >= least and (t in policy.space.ends or not is_leaf)]
+    found = [-math.inf] * len(logits)
+    for token in tokens:
+        found[token] = logits[token]
+    if may_delete:
+        found[bkspc] = logits[bkspc] if tokens else 0.0
+    elif not tokens:
+        found[policy.space.eos] = 0.0
+    return found
+
+
+def naive_rollout(
+    policy: Policy,
+    prompt: list[int],
+    row: int,
+    sampling: Sampling,
+    logits_of: Callable[[Policy, list[int]], list[float]] = fresh_logits,
+) -> list[Step]:
+    """Every action of row number `row`, until it ends. `logits_of` gives the logits of a state."""
     eos, ends, bkspc = policy.space.eos, policy.space.ends, policy.space.bkspc
     floor = len(prompt) if sampling.protect_prompt else 1
     stack, steps, deepest = list(prompt), list[Step](), len(prompt)
     banned: dict[tuple[int, ...], set[int]] = {}
     while True:
-        logits = fresh_logits(policy, stack)
+        logits = logits_of(policy, stack)
         value = log_sum_exp(logits)
         logits[bkspc] += sampling.backspace_bias
         if sampling.hold_back is not None:
@@ -103,8 +131,15 @@ def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Samplin
             processed = sampling.logits_processor(torch.tensor([stack]), torch.tensor([logits], dtype=torch.float64))
             logits = processed[0].tolist()
         logits = warp(logits, sampling)
+        written, left = len(stack) - len(prompt), sampling.action_limit - len(steps)
+        closed = banned.get(tuple(stack), set())
+        if sampling.search:
+            is_full = len(closed) >= REMEMBERED
+            may_delete = len(stack) > floor and left >= sampling.max_new_tokens - written + 3
+            is_leaf = written == sampling.max_new_tokens or is_full
+            logits = searched(logits, closed, policy, sampling, may_delete=may_delete, is_leaf=is_leaf)
         uniform = None
-        if sampling.temperature > 0:
+        if not sampling.greedy:
             assert sampling.seed is not None
             uniform = float(uniforms(sampling.seed, row, len(steps) + 1)[-1])
         drawn = None if uniform is None else torch.tensor([uniform], dtype=torch.float64)
@@ -118,7 +153,10 @@ def naive_rollout(policy: Policy, prompt: list[int], row: int, sampling: Samplin
         if executed in ends:
             return steps
         if executed != bkspc:
+            if sampling.search and len(stack) == floor and len(closed) >= REMEMBERED:
+                floor += 1
             stack.append(executed)
+            banned.pop(tuple(stack), None)  # entered anew
             deepest = max(deepest, len(stack))
         elif len(stack) > floor:
             token = stack.pop()

@@ -100,6 +100,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"do_sample": True, "top_k": 0, "seed": 5, "hold_back": 1, "min_new_tokens": 4},
         {"seed": 5, "hold_back": 1, "protect_prompt": True, "min_new_tokens": 4},
     ),
+    "search": ({"do_sample": False, "search": True}, {"search": True}),
+    "sampled search": (
+        {"do_sample": True, "top_k": 0, "seed": 6, "min_p": 0.2, "search": True},
+        {"temperature": 1.0, "seed": 6, "min_p": 0.2, "search": True},
+    ),
 }
 ALONE = """
 import json, sys

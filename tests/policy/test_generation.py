@@ -146,6 +146,7 @@ class Case:
 
 REPETITION = transformers.RepetitionPenaltyLogitsProcessor(1.5)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+STOPS = (7, 11, 23, 37, 41)
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": GREEDY | {"backspace_bias": 1.0},
     "greedy, prompt protected": GREEDY | {"backspace_bias": 0.5, "protect_prompt": True},
@@ -180,7 +181,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "sampled, held back by two": {"seed": 12, "backspace_bias": 5.0, "hold_back": 2},
     "sampled, at least five tokens": {"seed": 13, "backspace_bias": 3.0, "min_new_tokens": 5},
-    "stop tokens, few actions": {"seed": 10, "backspace_bias": 4.0, "stop_tokens": (7, 11), "max_actions": 7},
+    "stop tokens, few actions": {"seed": 10, "backspace_bias": 4.0, "stop_tokens": STOPS, "max_actions": 7},
+    "search": {"search": True, "backspace_bias": 1.0},
+    "search at temperature 1.2": {"search": True, "seed": 15, "temperature": 1.2, "backspace_bias": 3.0, "min_p": 0.2},
+    "search, few actions": {"search": True, "backspace_bias": 4.0, "min_p": 0.3, "max_actions": 16},
+    "search, repetition penalty": {
+        "search": True,
+        "seed": 16,
+        "temperature": 1.0,
+        "top_k": 9,
+        "backspace_bias": 2.0,
+        "logits_processor": REPETITION,
+    },
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
 PROMPTS = {"float64": 30, "float32": 14, "mistral": 8, "gemma3": 8}
@@ -303,6 +315,15 @@ def test_the_other_comparisons_delete_too(model: str) -> None:
     print(whole, f"{whole.share:.1%} backspaces")
     assert 0.05 <= whole.share <= 0.4
     assert whole.into_the_prompt >= 5
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_comparison_with_stop_tokens_has_rows_that_stop_and_rows_that_are_cut(model: str) -> None:
+    setting = "stop tokens, few actions"
+    sampling, rows = case_of(model, setting).sampling, naive(model, setting)
+    stopped = [steps[-1].chosen in sampling.stop_tokens for steps in rows]
+    assert True in stopped
+    assert any(len(steps) == sampling.max_actions for steps, was in zip(rows, stopped, strict=True) if not was)
 
 
 # Negative controls: the comparison notices what it is there to notice

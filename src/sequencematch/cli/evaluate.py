@@ -12,7 +12,10 @@ from sequencematch.cli.models import Device, Dtype, Model, TrustRemoteCode, load
 from sequencematch.cli.sampling import sampling_flags
 
 
-@sampling_flags("temperature", "top_p", "backspace_bias", "protect_prompt", "ban_deleted", temperature="the task's own")
+@sampling_flags(
+    *("temperature", "top_p", "min_p", "backspace_bias", "protect_prompt", "ban_deleted", "search", "max_actions"),
+    temperature="the task's own",
+)
 def evaluate(
     context: typer.Context,
     model: Model,

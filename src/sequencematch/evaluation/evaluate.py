@@ -53,7 +53,7 @@ def evaluate(
     needs_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("needs_mistakes", "encodes"))
     seed = sampling.pop("seed", None)
     used = _sampling(task, seed, sampling)
-    _check_used("seed", seed, used.temperature > 0 or needs_mistakes, "nothing is drawn at random")
+    _check_used("seed", seed, not used.greedy or needs_mistakes, "nothing is drawn at random")
     _check_used("mistakes", mistakes, needs_mistakes, "recovery is not measured")
     _check_used("encoder", encoder, encodes, "MAUVE is not measured")
     seed, mistakes = seed or 0, (1 if mistakes is None else mistakes) if needs_mistakes else None

@@ -223,7 +223,7 @@ def _decoder(
     def make(kind: type[Decoder]) -> Any:
         return kind(policy.base, policy.action_logits, limits, choice, slots=slots, longest_prompt=longest_prompt)
 
-    if watched or choice.ban_deleted or choice.process is not None or not can_capture(policy, policy.base):
+    if watched or choice.process is not None or not can_capture(policy, policy.base):
         yield make(Decoder)
         return
     longest_prompt = -(-longest_prompt // PROMPT_STEP) * PROMPT_STEP

@@ -18,7 +18,7 @@ class SamplingOptions(TypedDict, total=False):
     max_new_tokens: int
     min_new_tokens: int
     max_actions: int | None
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
     min_p: float | None
@@ -28,12 +28,13 @@ class SamplingOptions(TypedDict, total=False):
     self_loops: bool
     ban_deleted: bool
     backspace_bias: float
+    search: bool
     stop_tokens: Sequence[int]
     logits_processor: Any
 
 
 #: Fields that may be None.
-_OPTIONAL = frozenset({"max_actions", "top_k", "top_p", "min_p", "seed", "hold_back"})
+_OPTIONAL = frozenset({"max_actions", "temperature", "top_k", "top_p", "min_p", "seed", "hold_back"})
 #: Fields with real numbers: what they must be, and the check. Logits divided by a smaller temperature would overflow.
 _NUMBERS: Sequence[tuple[str, str, Callable[[float], bool]]] = (
     ("temperature", "0 (greedy), or a number of at least 1e-6", lambda x: x == 0 or 1e-6 <= x < math.inf),
@@ -48,9 +49,16 @@ class Sampling:
     """How actions are chosen and when a row ends.
 
     `max_new_tokens` limits the net length, `max_actions` the number of actions: 4 · `max_new_tokens` + 1 by default. Before
-    `min_new_tokens` a row can't end, unless it has taken all its actions. `temperature` 0 is greedy. A row's random numbers
-    depend only on `seed`, the row's number and the action's number. `backspace_bias` is added to the logit of `<bkspc>`.
-    `ban_deleted` keeps a token from being chosen again in a state where it was deleted, as long as that state is on the stack.
+    `min_new_tokens` a row can't end, unless it has taken all its actions. `temperature` is 1 by default; 0 is greedy. A row's
+    random numbers depend only on `seed`, the row's number and the action's number. `backspace_bias` is added to the logit of
+    `<bkspc>`. `ban_deleted` keeps a token from being chosen again in a state where it was deleted, as long as that state is on
+    the stack; of each state the last 32 deleted tokens are remembered.
+
+    `search` is a depth-first search for an answer. In each state a row tries, one after another, the tokens whose probability
+    is at least `min_p` (0.05 by default) of the likeliest token's, or deletes if `<bkspc>` is likelier; it must delete when it
+    has tried them all, and at full length without `<eos>`. It is greedy by default; at a temperature it tries tokens at
+    random, without replacement. It never deletes the prompt, tries every token after the prompt before it gives up there, and
+    stops deleting while it still has the actions to write an answer: 32 · `max_new_tokens` + 1 actions by default.
 
     `protect_prompt` keeps `<bkspc>` from deleting the prompt. With `hold_back` = k a token with k more above it is never
     deleted, so a stream can send it: its text is append-only, k tokens late. Where nothing may be deleted, `<bkspc>` is not
@@ -63,16 +71,19 @@ class Sampling:
     max_new_tokens: int = field(default=64, metadata={"help": "Longest completion in tokens, net of deletions."})
     min_new_tokens: int = field(default=0, metadata={"help": "Shortest completion in tokens, net of deletions."})
     max_actions: int | None = field(
-        default=None, metadata={"help": "Most actions, deletions counted. Default: 4 * max-new-tokens + 1."}
+        default=None,
+        metadata={"help": "Most actions, deletions counted. Default: 4 * max-new-tokens + 1, and 32 * … with search."},
     )
-    temperature: float = field(default=1.0, metadata={"help": "0 is greedy."})
+    temperature: float | None = field(default=None, metadata={"help": "0 is greedy. Default: 1, and 0 with search."})
     top_k: int | None = field(default=None, metadata={"help": "Choose among the k likeliest actions."})
     top_p: float | None = field(
         default=None, metadata={"help": "Choose among the likeliest actions that together have this probability."}
     )
     min_p: float | None = field(
         default=None,
-        metadata={"help": "Choose among actions with at least this share of the likeliest one's probability."},
+        metadata={
+            "help": "Choose among actions with at least this share of the likeliest one's probability. Default with search: 0.05."
+        },
     )
     seed: int | None = field(default=None, metadata={"help": "The same seed gives the same actions."})
     protect_prompt: bool = field(default=False, metadata={"help": "Don't delete into the prompt."})
@@ -87,6 +98,12 @@ class Sampling:
     )
     backspace_bias: float = field(
         default=0.0, metadata={"help": "Added to the logit of <bkspc>: more deletes more, and -inf never deletes."}
+    )
+    search: bool = field(
+        default=False,
+        metadata={
+            "help": "Try one token after another in each state; delete when none is left. The prompt is protected."
+        },
     )
     stop_tokens: Sequence[int] = field(
         default=(), metadata={"help": "Token ids that end a row in place of <eos>, and are not written."}
@@ -106,6 +123,10 @@ class Sampling:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        if self.search:
+            self._check_search()
+        if self.temperature is None:
+            object.__setattr__(self, "temperature", 0.0 if self.search else 1.0)
         for name, least in (
             ("max_new_tokens", 1),
             ("min_new_tokens", 0),
@@ -123,7 +144,10 @@ class Sampling:
                 raise ValueError(f"`{name}` must be {expected}. Got {value!r}.")
             object.__setattr__(self, name, float(value))
         object.__setattr__(self, "stop_tokens", tuple(map(operator.index, self.stop_tokens)))
-        if self.temperature == 0 and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
+        ignored = {"top_k": self.top_k, "top_p": self.top_p, "seed": self.seed} | (
+            {} if self.search else {"min_p": self.min_p}
+        )
+        if self.greedy and any(value is not None for value in ignored.values()):
             raise ValueError(
                 "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
             )
@@ -133,6 +157,16 @@ class Sampling:
             )
         if self.self_loops and self.hold_back is not None:
             raise ValueError("`self_loops` must be off with `hold_back`, whose floor moves. Leave one of them out.")
+
+    def _check_search(self) -> None:
+        for name in ("ban_deleted", "self_loops"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` must be left out with `search`, which never repeats a deleted token.")
+        if self.hold_back is not None:
+            raise ValueError("`hold_back` must be left out with `search`, which deletes back to the prompt.")
+        if self.min_p == 0:
+            raise ValueError("`min_p` must be above 0 with `search`, which would try every token. Got 0.")
+        object.__setattr__(self, "protect_prompt", True)
 
     def _set_whole(self, name: str, least: int | None) -> None:
         value = getattr(self, name)
@@ -150,12 +184,19 @@ class Sampling:
     @property
     def action_limit(self) -> int:
         """The most actions a row may take."""
-        return self.max_actions if self.max_actions is not None else 4 * self.max_new_tokens + 1
+        from sequencematch.policy.decoding.search import action_limit
+
+        return self.max_actions if self.max_actions is not None else action_limit(self.max_new_tokens, self.search)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest action is chosen."""
+        return self.temperature == 0
 
     def choice(self) -> "Choice":
         """How logits are changed before an action is chosen.
 
-        First `logits_processor`, row by row; then temperature, top-k, top-p and min-p, on all rows at once.
+        First `logits_processor`, row by row; then temperature, top-k, top-p and min-p, on all rows at once; then `search`.
         """
         import torch
         from torch import Tensor
@@ -168,6 +209,7 @@ class Sampling:
         )
 
         from sequencematch.policy.decoding.choice import Choice, row_by_row
+        from sequencematch.policy.decoding.search import MIN_P
 
         given, warpers = self.logits_processor, LogitsProcessorList()
         if self.temperature not in (0, 1):
@@ -176,16 +218,17 @@ class Sampling:
             warpers.append(TopKLogitsWarper(self.top_k))
         if self.top_p is not None:
             warpers.append(TopPLogitsWarper(self.top_p))
-        if self.min_p is not None:
+        if self.min_p is not None and not self.search:
             warpers.append(MinPLogitsWarper(self.min_p))
 
         def warp(logits: Tensor) -> Tensor:
             return warpers(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
 
         return Choice(
-            self.temperature == 0,
+            self.greedy,
             None if given is None else row_by_row(given),
             warp if warpers else None,
             self.ban_deleted,
             self.backspace_bias,
+            (MIN_P if self.min_p is None else self.min_p) if self.search else None,
         )

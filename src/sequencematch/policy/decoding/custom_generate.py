@@ -14,6 +14,7 @@ from transformers import (
     LogitsProcessorList,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
     StoppingCriteriaList,
     StopStringCriteria,
     SuppressTokensLogitsProcessor,
@@ -25,6 +26,7 @@ from sequencematch.policy.attention import refuse_what_cannot_delete, rope_limit
 from sequencematch.policy.decoding.choice import Choice, logit_scale_and_cap, row_by_row, uniforms
 from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
 from sequencematch.policy.decoding.decoder_probe import probe_decoder
+from sequencematch.policy.decoding.search import MIN_P, action_limit
 
 #: The inputs of a model that decoding with deletions makes itself, or has another reason to refuse.
 _INPUTS = ("attention_mask", "position_ids", "cache_position", "past_key_values", "logits_to_keep", "inputs_embeds")
@@ -51,6 +53,7 @@ def backtrack(
     hold_back: int | None = None,
     ban_deleted: bool = False,
     backspace_bias: float = 0.0,
+    search: bool = False,
     text_streamer: Any = None,
     **inputs: Any,
 ) -> Tensor | BacktrackOutput:
@@ -60,6 +63,9 @@ def backtrack(
     of the result is the prompt and the completion. With `protect_prompt=False` the prompt can be deleted too: its place is
     kept by padding in front of the tokens that are left, so that `[:, prompt_length:]` is the new text. A pipeline prepends
     the original prompt to its text: use `return_full_text=False` there.
+
+    `search` tries one token after another in each state, those with a probability of at least `min_p` (0.05 by default) of the
+    likeliest token's, and deletes when none is left. It is greedy without `do_sample`, and the prompt is protected.
 
     `text_streamer` is a streamer of transformers, for one row: it gets tokens that can no longer be deleted. That is all text
     at the end, unless `hold_back` says how many tokens may still be deleted. transformers passes its own argument `streamer`
@@ -88,6 +94,10 @@ def backtrack(
         raise ValueError("`text_streamer` needs one row and `protect_prompt=True`: it can't take back what it printed.")
     refuse_what_cannot_delete(model)
     bkspc = bkspc_token_id if bkspc_token_id is not None else getattr(model.config, "bkspc_token_id", None)
+    if search and (bkspc is None or ban_deleted or hold_back is not None or not protect_prompt):
+        raise ValueError(
+            "`search` needs a model with `bkspc_token_id`, `protect_prompt=True`, and neither `ban_deleted` nor `hold_back`."
+        )
     # Not a named parameter: transformers would pass it twice.
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
@@ -110,7 +120,7 @@ def backtrack(
         ends=frozenset(ends),
         bkspc=bkspc,
         max_new_tokens=budget,
-        max_actions=4 * budget + 1,
+        max_actions=action_limit(budget, search),
         min_new_tokens=max(config.min_new_tokens or 0, (config.min_length or 0) - input_ids.shape[1]),
         protect_prompt=protect_prompt,
         hold_back=hold_back,
@@ -121,10 +131,15 @@ def backtrack(
         return _own_logits(model, output_layer, hidden)
 
     probe_decoder(model, head, limits, vocab_size)
-    processors = _own_processors(bkspc, logits_processor or LogitsProcessorList())
+    processors = _own_processors(bkspc, logits_processor or LogitsProcessorList(), search)
     number = int(torch.randint(2**31, ())) if seed is None and config.do_sample else seed or 0
+    min_p = config.min_p if config.min_p is not None else MIN_P
     choice = Choice(
-        not config.do_sample, row_by_row(processors) if processors else None, None, ban_deleted, backspace_bias
+        not config.do_sample,
+        row_by_row(processors) if processors else None,
+        ban_deleted=ban_deleted,
+        backspace_bias=backspace_bias,
+        search=min_p if search else None,
     )
     decoder = Decoder(model, head, limits, choice, slots=len(prompts), longest_prompt=max(map(len, prompts)))
     drawn = [uniforms(number, row, limits.max_actions) for row in range(len(prompts))]
@@ -228,12 +243,17 @@ class _Streamed:
             self.sent = len(final)
 
 
-def _own_processors(bkspc: int | None, processors: LogitsProcessorList) -> LogitsProcessorList:
-    """Processors that allow `<bkspc>`, which an exported checkpoint suppresses. The decoder itself keeps minimal lengths."""
+def _own_processors(bkspc: int | None, processors: LogitsProcessorList, search: bool) -> LogitsProcessorList:
+    """Processors that allow `<bkspc>`, which an exported checkpoint suppresses. The decoder keeps minimal lengths itself.
+
+    A search has its own use of `min_p`.
+    """
     kept = LogitsProcessorList()
     for processor in processors:
         if isinstance(processor, MinLengthLogitsProcessor | MinNewTokensLengthLogitsProcessor):
             continue  # it would count padding
+        if search and isinstance(processor, MinPLogitsWarper):
+            continue
         if isinstance(processor, SuppressTokensLogitsProcessor):
             tokens = processor.suppress_tokens
             processor = SuppressTokensLogitsProcessor(tokens[tokens != bkspc].tolist(), device=tokens.device)

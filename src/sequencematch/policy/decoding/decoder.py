@@ -15,6 +15,7 @@ from sequencematch.policy.attention import cache_mask, windows
 from sequencematch.policy.changes import decoding, lock_of
 from sequencematch.policy.decoding.cache import StackCache
 from sequencematch.policy.decoding.choice import Choice, check, choose
+from sequencematch.policy.decoding.search import DeletedTokens, open_actions
 
 #: The most bytes that a decoder's records of actions may take.
 MAX_RECORD_BYTES = 2**32
@@ -103,7 +104,8 @@ class Decoder:
         )
         self.cache = self.cache_type(slots, self.depth + 1)
         self.hidden = torch.empty(0)
-        self.deleted: list[dict[int, set[int]]] = [{} for _ in range(slots)]
+        remembers = choice.ban_deleted or choice.search is not None
+        self.deleted = DeletedTokens(slots, self.depth, self.device) if remembers else None
 
     @torch.no_grad()
     def fill(
@@ -134,7 +136,9 @@ class Decoder:
         if not self.choice.greedy:
             self.uniform[slot, : self.actions] = torch.stack(list(uniform)).to(self.device)
         for place, row in zip(slots, rows, strict=True):
-            self.numbers[place], self.deleted[place] = row, {}
+            self.numbers[place] = row
+        if self.deleted is not None:
+            self.deleted.count[slot] = 0
 
     def free(self) -> list[int]:
         """Slots without a row."""
@@ -186,14 +190,14 @@ class Decoder:
             stops = torch.cat([self.ends, self.stops])
             too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(stops))
             logits[:, stops] = logits[:, stops].masked_fill(too_early, -torch.inf)
-        if choice.ban_deleted:
-            for row, place, depth in zip(logits, slot.tolist(), size.tolist(), strict=True):
-                if depth in self.deleted[place]:
-                    row[list(self.deleted[place][depth])] = -torch.inf
+        if choice.ban_deleted and self.deleted is not None:
+            logits = self.deleted.close(logits, slot, size)
         if choice.process is not None:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
             logits = choice.warp(logits)
+        if choice.search is not None:
+            logits = self._searched(logits, slot, size, taken, written)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         if value is None:
@@ -215,8 +219,10 @@ class Decoder:
         executed = torch.where(is_cut, limits.eos, action)
         pops = acts & is_bkspc & ~is_cut & ~at_floor
         pushes = acts & is_token & ~is_cut
-        if choice.ban_deleted:
-            self._remember(slot, size, pops)
+        if self.deleted is not None:
+            if choice.search is not None:  # a deletion that could not be remembered: the next token stays
+                self.floor[these] += pushes & (size <= self.floor[these]) & self.deleted.is_full(slot, size)
+            self.deleted.update(slot, size, self.tokens[slot, size - 1], pops, pushes)
         self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
         self.taken[these] = taken + acts
         self.size[these] = size + pushes.long() - pops.long()
@@ -224,6 +230,29 @@ class Decoder:
         self.is_running[these] &= ~(acts & (is_end | is_cut))
         self.has_pushed[these] |= pushes
         return action, executed
+
+    def _searched(self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor) -> Tensor:
+        """The logits of the actions that a search may choose in each row's state.
+
+        A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
+        of full length and `<eos>`, it deletes no more.
+        """
+        limits, deleted = self.limits, self.deleted
+        assert self.choice.search is not None
+        assert deleted is not None
+        assert limits.bkspc is not None
+        room = limits.max_new_tokens - written + 1
+        return open_actions(
+            logits,
+            deleted.close(logits, slot, size),
+            min_p=self.choice.search,
+            bkspc=limits.bkspc,
+            ends=self.ends,
+            eos=limits.eos,
+            # A deletion takes one action, and one more to fill the room that it makes.
+            may_delete=(size > self.floor[slot]) & (limits.max_actions - taken >= room + 2),
+            is_leaf=(written >= limits.max_new_tokens) | deleted.is_full(slot, size),
+        )
 
     def _raise_floor(self, these: Any) -> None:
         """With `hold_back`, let the floor follow the deepest state."""
@@ -284,18 +313,11 @@ class Decoder:
         self.chosen, self.log_probs, self.values = self.chosen[kept], self.log_probs[kept], self.values[kept]
         self.slot = self.slot[: len(kept)]
         self.numbers = [self.numbers[slot] for slot in kept.tolist()]
-        self.deleted = [self.deleted[slot] for slot in kept.tolist()]
+        if self.deleted is not None:
+            self.deleted.select(kept)
 
     def _states(self, slot: Tensor) -> list[list[int]]:
         return [row[:size] for row, size in zip(self.tokens[slot].tolist(), self.size[slot].tolist(), strict=True)]
-
-    def _remember(self, slot: Tensor, size: Tensor, pops: Tensor) -> None:
-        """Note the tokens deleted in each state on the stack, for `ban_deleted`."""
-        tops = self.tokens[slot, size - 1]
-        for place, depth, token in torch.stack([slot, size, tops], 1)[pops].tolist():
-            deleted = self.deleted[place]
-            deleted.pop(depth, None)  # the state that the token led to is gone
-            deleted.setdefault(depth - 1, set()).add(token)
 
     def run(self) -> Iterator[ActionEvent]:
         """Run until every row has ended, yielding each action as it happens."""
