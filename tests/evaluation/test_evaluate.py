@@ -70,6 +70,31 @@ def test_accuracy_recovery_and_backspace_rate_by_hand() -> None:
     assert (mistaken[1].given, mistaken[1].written, mistaken[1].final) == ("1", (("<eos>", "end"),), "1")
 
 
+def test_own_errors_and_cost_by_hand() -> None:
+    """The right 1 of `a:1` and the wrong ones of `b:1` and `c:1` stay. 7 actions, and 2 passes a row, for one right answer."""
+    record = evaluate(known_policy(), Questions(THREE), metrics=["own_errors", "cost"])
+    assert values(record) == {
+        "own errors deleted": 0.0,
+        "right tokens deleted": 0.0,
+        "actions per right answer": 7.0,
+        "forward passes per right answer": 6.0,
+    }
+    assert [measure.count for measure in record.measures] == [2, 1, 3, 3]
+    assert "|tokens:2|" in record.measures[0].signature
+
+
+def test_a_policy_that_deletes_each_of_its_errors_and_never_answers_costs_infinitely_much() -> None:
+    """Behind `a:` it writes 2 and deletes it until its 25 actions are used up: 12 errors; the cut replaces the last action."""
+    record = evaluate(
+        known_policy({":": "2", "2": "<bkspc>"}), Questions(THREE[:1]), metrics=["own_errors", "cost", "accuracy"]
+    )
+    found = values(record)
+    assert (found["own errors deleted"], found["accuracy"]) == (1.0, 0.0)
+    assert "|tokens:12|" in record.measures[0].signature
+    assert (record.measures[1].count, math.isnan(found["right tokens deleted"])) == (0, True)
+    assert found["actions per right answer"] == found["forward passes per right answer"] == math.inf
+
+
 def test_perplexity_by_hand() -> None:
     """A sure action has e⁶ beside 47 other tokens, and beside one more where <bkspc> is kept; behind 5 and 2 that is <bkspc>."""
     record = evaluate(known_policy(), Questions(THREE), metrics=["perplexity"])

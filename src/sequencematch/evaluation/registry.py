@@ -19,11 +19,13 @@ from sequencematch.metrics import (
     accuracy,
     backspace_rate,
     bleu,
+    cost,
     diversity,
     hub_model,
     mauve,
     minilm,
     ngram_entropy,
+    own_errors,
     perplexity,
     recovery,
     rep_n,
@@ -173,6 +175,14 @@ def _recovery(evidence: Evidence) -> Sequence[Measure]:
     return recovery(deletes_first, evidence.are_right(evidence.recovered))
 
 
+def _own_errors(evidence: Evidence) -> Sequence[Measure]:
+    return own_errors(evidence.trajectories, [case.prompt + case.reference for case in evidence.cases])
+
+
+def _cost(evidence: Evidence) -> Sequence[Measure]:
+    return cost(evidence.trajectories, evidence.are_right(evidence.trajectories))
+
+
 def _perplexity(evidence: Evidence) -> Sequence[Measure]:
     given = evidence.policy, evidence.cases, evidence.batch_size
     kept = perplexity(reference_log_probs(*given, backspace=True), bkspc="kept")
@@ -208,6 +218,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             needs_mistakes=True,
         ),
         "backspace_rate": Metric("Share of <bkspc> among all actions.", lambda e: [backspace_rate(e.trajectories)]),
+        "own_errors": Metric(
+            "For one right answer: share of its own wrong tokens, and of its right ones, that the policy deleted.",
+            _own_errors,
+            _check_answers,
+        ),
+        "cost": Metric("Actions and forward passes per right answer.", _cost, _check_answers, judges=True),
         "mauve": Metric("How near texts are to human ones (§6.2).", _mauve, _check_mauve, encodes=True),
         "ngram_entropy": Metric("Entropy of a text's tokens, in nats (§6.2).", lambda e: [ngram_entropy(e.tokens())]),
         "diversity": Metric("Product of 1 - rep-n/100 for n = 2, 3, 4 (§6.2).", lambda e: [diversity(e.tokens())]),

@@ -4,9 +4,11 @@ from sequencematch.metrics.accuracy import accuracy
 from sequencematch.metrics.backspaces import backspace_rate
 from sequencematch.metrics.bleu import bleu
 from sequencematch.metrics.bootstrap import interval, interval_of_mean, interval_of_ratio
+from sequencematch.metrics.cost import cost
 from sequencematch.metrics.encoders import Encoder, hub_model, minilm
 from sequencematch.metrics.mauve import mauve
 from sequencematch.metrics.measure import Measure, signature
+from sequencematch.metrics.own_errors import own_errors
 from sequencematch.metrics.perplexity import perplexity
 from sequencematch.metrics.recovery import append_mistake, recovery
 from sequencematch.metrics.repetition import diversity, ngram_entropy, rep_n
@@ -18,6 +20,7 @@ __all__ = [
     "append_mistake",
     "backspace_rate",
     "bleu",
+    "cost",
     "diversity",
     "hub_model",
     "interval",
@@ -26,6 +29,7 @@ __all__ = [
     "mauve",
     "minilm",
     "ngram_entropy",
+    "own_errors",
     "perplexity",
     "recovery",
     "rep_n",
