@@ -1,0 +1,136 @@
+"""Path-star graphs: find the path from the centre of a star to the end of one arm   (Bachmann & Nagarajan 2024)."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from sequencematch.data.seeds import hash_seed
+from sequencematch.tasks.task import Row, Task, check_at_least
+
+EDGE_END, QUESTION, ANSWER = "|", "/", "="
+_BATCH = 1000  # graphs drawn at once; part of what a seed means
+
+
+class Graph(NamedTuple):
+    """A star's edges in the order of the prompt, and the path from its centre to the goal, both included."""
+
+    edges: tuple[tuple[int, int], ...]
+    path: tuple[int, ...]
+
+    @property
+    def identity(self) -> tuple[int, int, frozenset[tuple[int, int]]]:
+        """Start, goal and the set of edges: equal for prompts that differ only in the order of their edges."""
+        return self.path[0], self.path[-1], frozenset(self.edges)
+
+
+@dataclass(frozen=True)
+class PathStar(Task):
+    """`12 5 | 3 12 | … / 3 7 =` is answered ` 12 5 … 7`: directed edges in random order, start and goal, and the path between.
+
+    The start is the centre of `arms` paths of `length` edges each, and the goal is the end of one of them (Bachmann & Nagarajan
+    2024, "The pitfalls of next-token prediction"). Node names are drawn without replacement. Only the first node of the path is
+    a choice: next-token prediction learns to follow edges, and is right in 1/`arms` of all graphs. An answer without deletions
+    has `length` + 1 decisions, <eos> included.
+
+    Noise may be any node of the row's graph (`noise_tokens`), and bursts of noise may end in the goal (`noise_ends`). Both are
+    spelled as by `word_tokenizer(task.words())`. No test graph is in training, not even with its edges in another order, and
+    none occurs twice in the test. `train_size` does not change the test.
+    """
+
+    name: ClassVar[str] = "path_star"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "own_errors", "cost", "backspace_rate")
+    arms: int = field(default=3, metadata={"help": "Paths that start in the centre."})
+    length: int = field(default=4, metadata={"help": "Edges of each path."})
+    names: int = field(default=30, metadata={"help": "Node names to draw from: 0, 1, 2, …"})
+    train_size: int = field(default=200_000, metadata={"help": "Graphs to train on."})
+    test_size: int = field(default=2_000, metadata={"help": "Graphs held out."})
+    seed: int = field(default=0, metadata={"help": "Which graphs are drawn."})
+    max_new_tokens: int | None = field(  # type: ignore[assignment]  # a number after __post_init__
+        default=None,
+        metadata={"help": "Longest answer in tokens. Default: length, for one token a node."},
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense, and set the default of `max_new_tokens`."""
+        check_at_least(self, {"arms": 1, "length": 1, "train_size": 0, "test_size": 0})
+        nodes = self.arms * self.length + 1
+        if self.names < nodes:
+            raise ValueError(
+                f"`names` must be at least `arms` × `length` + 1, a name for every node: {nodes} here. Got names={self.names}. "
+                f"Raise `names`, or lower `arms` or `length`."
+            )
+        possible = math.perm(self.names, nodes) // math.factorial(
+            self.arms - 1
+        )  # the order of the other arms is nothing
+        if 2 * self.test_size > possible:
+            raise ValueError(
+                f"`test_size` must be at most half of all graphs, {possible // 2:,} here: the others are for training. "
+                f"Got test_size={self.test_size}. Lower it, or raise `names`."
+            )
+        if self.max_new_tokens is None:
+            object.__setattr__(self, "max_new_tokens", self.length)
+        elif self.max_new_tokens < self.length:
+            raise ValueError(
+                f"`max_new_tokens` must be at least `length`, a token for every node of the path: {self.length} here. "
+                f"Got max_new_tokens={self.max_new_tokens}. None stands for `length`."
+            )
+
+    def train(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
+        """Rows whose graphs are not in the test."""
+        held_out = {graph.identity for graph in self._held_out()}
+        new = (graph for graph in self._draw("train") if graph.identity not in held_out)
+        return [as_row(graph) for graph in itertools.islice(new, self.train_size)]
+
+    def test(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
+        """Rows held out."""
+        return [as_row(graph) for graph in self._held_out()]
+
+    def is_right(self, answer: str, row: Row) -> bool:
+        """Whether `answer` has the words of the completion, whatever the spaces between them."""
+        return super().is_right(" ".join(answer.split()), row)
+
+    def words(self) -> list[str]:
+        """Every word of a prompt or an answer, for `word_tokenizer`."""
+        return [EDGE_END, QUESTION, ANSWER, *map(str, range(self.names))]
+
+    def _draw(self, split: str) -> Iterator[Graph]:
+        return graphs(self.arms, self.length, self.names, hash_seed(split, self.seed))
+
+    def _held_out(self) -> list[Graph]:
+        found: dict[Any, Graph] = {}
+        drawn = self._draw("test")
+        while len(found) < self.test_size:
+            graph = next(drawn)
+            found.setdefault(graph.identity, graph)
+        return list(found.values())
+
+
+def graphs(arms: int, length: int, names: int, seed: int) -> Iterator[Graph]:
+    """An endless stream of random path-star graphs, repeats included; the nodes are some of 0 … names − 1."""
+    rng = np.random.default_rng(seed)
+    while True:
+        # Sorting random numbers gives random orders. Arms are drawn alike, so the goal may always be at the end of the first.
+        nodes = rng.random((_BATCH, names)).argsort(1)[:, : arms * length + 1]
+        ends = nodes[:, 1:].reshape(_BATCH, arms, length)
+        centre = np.broadcast_to(nodes[:, :1, None], (_BATCH, arms, 1))
+        starts = np.concatenate([centre, ends[:, :, :-1]], axis=2)
+        order = rng.random((_BATCH, arms * length)).argsort(1)
+        from_, to = (np.take_along_axis(side.reshape(_BATCH, -1), order, 1).tolist() for side in (starts, ends))
+        for row, path in enumerate(nodes[:, : length + 1].tolist()):
+            yield Graph(tuple(zip(from_[row], to[row], strict=True)), tuple(path))
+
+
+def as_row(graph: Graph) -> Row:
+    """A graph as text, with the nodes that noise may insert, and those in which a burst of noise may end."""
+    start, goal = graph.path[0], graph.path[-1]
+    edges = f" {EDGE_END} ".join(f"{a} {b}" for a, b in graph.edges)
+    return {
+        "prompt": f"{edges} {QUESTION} {start} {goal} {ANSWER}",
+        "completion": " " + " ".join(map(str, graph.path[1:])),
+        "noise_tokens": list(map(str, sorted({start, *(end for _, end in graph.edges)}))),
+        "noise_ends": [str(goal)],
+    }
