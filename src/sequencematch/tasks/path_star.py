@@ -45,7 +45,7 @@ class PathStar(Task):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "own_errors", "cost", "backspace_rate")
     arms: int = field(default=3, metadata={"help": "Paths that start in the centre."})
     length: int = field(default=4, metadata={"help": "Edges of each path."})
-    names: int = field(default=30, metadata={"help": "Node names to draw from: 0, 1, 2, …"})
+    names: int = field(default=30, metadata={"help": "Node names to draw from: 0, 1, 2 and so on."})
     train_size: int = field(default=200_000, metadata={"help": "Graphs to train on."})
     test_size: int = field(default=2_000, metadata={"help": "Graphs held out."})
     seed: int = field(default=0, metadata={"help": "Which graphs are drawn."})
