@@ -94,7 +94,7 @@ def test_options_have_the_types_a_task_says_whatever_they_are(own: Path) -> None
         (
             "aritmetic",
             "",
-            "`task` must be one of arithmetic, text, translation, path_star, or one of your own as file.py:Class or "
+            "`task` must be one of arithmetic, text, translation, path_star, sudoku, or one of your own as file.py:Class or "
             "package.module:Class. Got 'aritmetic'; did you mean 'arithmetic'?",
         ),
         ("zebra", "", "package.module:Class. Got 'zebra'."),

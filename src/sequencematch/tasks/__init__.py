@@ -1,17 +1,18 @@
-"""Data to train and test on: arithmetic, text, translation, path-star graphs, and the base class for a task of your own."""
+"""Data to train and test on: arithmetic, text, translation, path-star graphs, Sudoku, and the base class for a task of your own."""
 
 from collections.abc import Mapping
 
 from sequencematch.tasks.arithmetic import Arithmetic
 from sequencematch.tasks.generator import Question, questions
 from sequencematch.tasks.path_star import PathStar
+from sequencematch.tasks.sudoku import Sudoku
 from sequencematch.tasks.task import Row, Task, write_rows
 from sequencematch.tasks.text import Text
 from sequencematch.tasks.translation import Translation
 from sequencematch.tasks.vocabulary import word_tokenizer
 
 #: Name → task.
-TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Arithmetic, Text, Translation, PathStar)}
+TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Arithmetic, Text, Translation, PathStar, Sudoku)}
 
 __all__ = [
     "TASKS",
@@ -19,6 +20,7 @@ __all__ = [
     "PathStar",
     "Question",
     "Row",
+    "Sudoku",
     "Task",
     "Text",
     "Translation",
