@@ -67,6 +67,7 @@ SLOW = (
     "tests/policy/test_verdicts.py",
     "tests/policy/test_modes.py",
     "tests/tasks/test_generator.py",
+    "tests/tasks/test_sudoku.py",
     "tests/test_documents.py::test_the_readmes",
     "tests/training/test_distributed.py",
     "tests/training/test_overfitting.py",

@@ -226,7 +226,7 @@ def test_every_word_is_listed_and_has_a_token() -> None:
         assert whole[: len(prompt)] == prompt
         assert tokenizer.decode(whole[len(prompt) :]).split() == row["completion"].split()
         assert tokenizer.decode(prompt[1:]) == row["prompt"]  # a full stop keeps the space before it
-        assert len(whole) - len(prompt) <= task.max_new_tokens
+        assert len(whole) - len(prompt) <= (task.max_new_tokens or 0)
 
 
 def test_flags_make_the_task_and_datasets_reads_its_files(tmp_path: Path) -> None:

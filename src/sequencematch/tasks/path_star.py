@@ -127,10 +127,11 @@ def graphs(arms: int, length: int, names: int, seed: int) -> Iterator[Graph]:
 def as_row(graph: Graph) -> Row:
     """A graph as text, with the nodes that noise may insert, and those in which a burst of noise may end."""
     start, goal = graph.path[0], graph.path[-1]
-    edges = f" {EDGE_END} ".join(f"{a} {b}" for a, b in graph.edges)
+    names = {node: str(node) for node in sorted({start, *(end for _, end in graph.edges)})}
+    edges = f" {EDGE_END} ".join([f"{names[a]} {names[b]}" for a, b in graph.edges])
     return {
         "prompt": f"{edges} {QUESTION} {start} {goal} {ANSWER}",
-        "completion": " " + " ".join(map(str, graph.path[1:])),
-        "noise_tokens": list(map(str, sorted({start, *(end for _, end in graph.edges)}))),
-        "noise_ends": [str(goal)],
+        "completion": " " + " ".join([names[node] for node in graph.path[1:]]),
+        "noise_tokens": list(names.values()),
+        "noise_ends": [names[goal]],
     }
