@@ -1,16 +1,17 @@
 """§4.2: wrong tokens that are pushed and deleted again."""
 
+import itertools
 import math
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.core.noise import NoiseSource, add_noise, model_noise, token_noise
+from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, token_noise
 from tests.strategies import BK, SPACE, prompts, tokens
 
 EOS = SPACE.eos
@@ -20,6 +21,7 @@ SOURCES: dict[str, NoiseSource] = {
     "uniform": token_noise(SPACE),
     "token set": token_noise(SPACE, {0, 2}),
     "model": model_noise(SPACE, logits),
+    "bursts with ends": burst_end_noise(SPACE, token_noise(SPACE), {1, 3}),
 }
 every_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 
@@ -134,8 +136,7 @@ def test_padding_is_no_noise(generator: torch.Generator) -> None:
 
 def test_tokens_may_come_as_a_tensor() -> None:
     draw = token_noise(SPACE, torch.tensor([1, 2, EOS]))
-    drawn = draw(torch.zeros(50, dtype=torch.long), torch.zeros(50, dtype=torch.long), torch.Generator().manual_seed(0))
-    assert set(drawn.tolist()) == {1, 2}
+    assert set(draw([0] * 50, [0] * 50, torch.Generator().manual_seed(0))) == {1, 2}
 
 
 def test_the_papers_plain_draw_may_hit_the_right_token(generator: torch.Generator) -> None:
@@ -148,23 +149,96 @@ def test_the_papers_plain_draw_may_hit_the_right_token(generator: torch.Generato
     assert len(wrong_tokens(add_noise(LONG, 1.0, only, generator))) == pytest.approx(0.75 * len(LONG), rel=0.05)
 
 
-def test_a_burst_asks_for_backspace_from_its_second_token_on(generator: torch.Generator) -> None:
+def burst_of(length: int) -> Trajectory:
+    """The empty completion with one burst of that length; its seed is searched for."""
     clean = Trajectory.demonstration(SPACE, (4,), ())
-    noised = add_noise(clean, 1.0, SOURCES["uniform"], generator, burst=3)
+    made = (
+        add_noise(clean, 1.0, SOURCES["uniform"], torch.Generator().manual_seed(i), burst=3) for i in itertools.count()
+    )
+    return next(noised for noised in made if len(noised) == 2 * length + 1)
+
+
+def test_a_burst_asks_for_backspace_from_its_second_token_on() -> None:
+    noised = burst_of(3)
     assert noised.chosen == (EOS, BK, BK, BK, BK, BK, EOS)
     assert noised.executed[3:] == (BK, BK, BK, EOS)
     assert all(w < 4 for w in noised.executed[:3])
+    assert burst_of(1).chosen == (EOS, BK, EOS)
+
+
+def bursts(noised: Trajectory) -> list[tuple[int, ...]]:
+    """The wrong tokens of each burst: runs of tokens pushed before a deletion, found by replaying the actions."""
+    found: list[tuple[int, ...]] = []
+    stack: list[int] = []
+    after_push = False
+    for action in noised.executed:
+        if action != BK:
+            stack.append(action)
+        else:
+            found.append(() if after_push else found.pop())
+            found[-1] = (stack.pop(), *found[-1])
+        after_push = action != BK
+    return found
+
+
+def test_burst_lengths_are_uniform_up_to_the_longest(generator: torch.Generator) -> None:
+    """10,001 bursts of 1, 2, 3 or 4 tokens: each length within five standard deviations of a quarter."""
+    lengths = [len(burst) for burst in bursts(add_noise(LONG, 1.0, SOURCES["uniform"], generator, burst=4))]
+    assert len(lengths) == len(LONG)
+    for length in (1, 2, 3, 4):
+        assert abs(lengths.count(length) - len(LONG) / 4) < 5 * math.sqrt(len(LONG) * 3 / 16)
+
+
+def test_half_of_all_bursts_end_in_a_token_of_the_ends(generator: torch.Generator) -> None:
+    """Noise 0 or 2, ends 3: half of 10,001 bursts end in 3, none holds it elsewhere. Without ends, none ends in it."""
+    pair = token_noise(SPACE, {0, 2})
+    made = bursts(add_noise(LONG, 1.0, burst_end_noise(SPACE, pair, [3]), generator, burst=3))
+    # A burst of one token where 3 is right can't be 3: every third burst at every fourth step.
+    possible = len(LONG) * (1 - 1 / 12)
+    assert abs(sum(burst[-1] == 3 for burst in made) - possible / 2) < 5 * math.sqrt(len(LONG) / 4)
+    assert all(3 not in burst[:-1] for burst in made)
+    assert {len(burst) for burst in made if burst[-1] == 3} == {1, 2, 3}
+    assert not any(3 in burst for burst in bursts(add_noise(LONG, 1.0, pair, generator, burst=3)))
+
+
+def test_a_burst_keeps_its_last_token_where_the_only_end_is_right() -> None:
+    """The right token is 3 and so is the only end: a burst of one token is that of the source, 0 or 2."""
+    right, step = [3] * 200, range(200)
+    source = burst_end_noise(SPACE, token_noise(SPACE, {0, 2}), [3])
+    plain = token_noise(SPACE, {0, 2})
+    kept, expected = (draw(step, right, torch.Generator().manual_seed(1)) for draw in (source, plain))
+    assert kept == expected
+    two = burst_end_noise(SPACE, plain, [1, 3])(step, right, torch.Generator().manual_seed(1))
+    assert set(two) == {0, 1, 2}  # with a second end, that one is drawn
+    allowed = burst_end_noise(SPACE, plain, [3], exclude_right=False)(step, right, torch.Generator().manual_seed(1))
+    assert set(allowed) == {0, 2, 3}
+
+
+def test_one_wrong_token_is_drawn_as_by_the_slow_obvious_code() -> None:
+    """Bit for bit, so that runs can be resumed: which steps, then an index into the sorted wrong tokens of each."""
+    for seed in range(100):
+        draws = torch.Generator().manual_seed(seed)
+        noisy = (torch.rand(41, generator=draws, dtype=torch.float64) < 0.3).nonzero().flatten().tolist()
+        clean = Trajectory.demonstration(SPACE, (4,), [0, 1, 2, 3] * 10)
+        uniform = torch.rand(len(noisy), generator=draws, dtype=torch.float64).tolist()
+        others = [[w for w in (0, 1, 2, 3) if w != clean.chosen[t]] for t in noisy]
+        expected = [(clean.chosen[t], o[int(u * len(o))]) for t, u, o in zip(noisy, uniform, others, strict=True)]
+        noised = add_noise(clean, 0.3, SOURCES["uniform"], torch.Generator().manual_seed(seed))
+        assert wrong_tokens(noised) == expected, seed
 
 
 def test_inside_a_burst_the_source_is_told_that_backspace_is_right(generator: torch.Generator) -> None:
     told: list[int] = []
 
-    def source(step: Tensor, right: Tensor, draws: torch.Generator) -> Tensor:
-        told.extend(right.tolist())
-        return SOURCES["uniform"](step, right, draws)
+    def source(steps: Sequence[int], rights: Sequence[int], draws: torch.Generator) -> list[int]:
+        told.extend(rights)
+        return SOURCES["uniform"](steps, rights, draws)
 
-    add_noise(Trajectory.demonstration(SPACE, (4,), (1,)), 1.0, source, generator, burst=2)
-    assert told == [1, BK, EOS, BK]
+    clean = Trajectory.demonstration(SPACE, (4,), [1] * 20)
+    lengths = [len(burst) for burst in bursts(add_noise(clean, 1.0, source, generator, burst=2))]
+    rights = [[right, *[BK] * (length - 1)] for right, length in zip(clean.chosen, lengths, strict=True)]
+    assert told == list(itertools.chain(*rights))
+    assert set(lengths) == {1, 2}
 
 
 def test_without_noise_nothing_changes(generator: torch.Generator) -> None:
@@ -186,6 +260,10 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
         token_noise(SPACE, [1, EOS])
     with pytest.raises(ValueError, match=re.escape("`tokens` must hold token ids in [0, 6); <bkspc> can't be noise.")):
         token_noise(SPACE, [1, BK])
+    with pytest.raises(ValueError, match=re.escape("`ends` must hold at least 1 besides <eos>, <bos> and padding")):
+        burst_end_noise(SPACE, source, [EOS])
+    with pytest.raises(ValueError, match=re.escape("`ends` must hold token ids in [0, 6); <bkspc> can't be noise.")):
+        burst_end_noise(SPACE, source, [BK])
     with pytest.raises(
         ValueError, match=re.escape("`logits` must have 6 columns, or 7 with <bkspc>. Got shape (4, 3).")
     ):

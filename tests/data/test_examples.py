@@ -73,6 +73,16 @@ def test_noise_tokens_are_ids_or_tokens_of_the_vocabulary() -> None:
         read({**pair, "noise_tokens": ["xy"]}, needs_noise=True)
 
 
+def test_noise_ends_are_optional_and_read_like_noise_tokens() -> None:
+    row = {"prompt": "a", "completion": "b", "noise_tokens": ["0", "1"]}
+    assert read({**row, "noise_ends": ["1", 7]}, needs_noise=True).noise_ends == (*ids("1"), 7)
+    assert read({**row, "noise_ends": ["1"]}).noise_ends == ()  # without that noise neither column is read
+    for none in (row, {**row, "noise_ends": None}, {**row, "noise_ends": []}):
+        assert read(none, needs_noise=True).noise_ends == ()
+    with pytest.raises(ValueError, match=r"`noise_ends` that are ids or tokens of the vocabulary. Got .xy."):
+        read({**row, "noise_ends": ["xy"]}, needs_noise=True)
+
+
 def test_eos_inside_what_is_learnt_is_refused() -> None:
     with pytest.raises(ValueError, match="must not hold an end token such as <eos>"):
         read({"input_ids": [5, 6, EOS, 7]})

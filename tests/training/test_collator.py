@@ -1,5 +1,7 @@
 """Data trajectories: noise is a function of row and epoch, what is too long is cut; every kind of dataset trains."""
 
+import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,18 @@ def test_noise_comes_from_the_examples_own_tokens() -> None:
     noised = Collator(SPACE, LONG, noise_rate=1.0).trajectory(example)
     wrong = {e for a, e in zip(noised.chosen, noised.executed, strict=True) if a != e}
     assert wrong == set(own)
+
+
+def test_half_of_the_bursts_end_in_the_examples_own_ends() -> None:
+    """Bursts of 0 and 1 that end in 2 half of the time; in the control without ends never."""
+    example = Example(ids("c"), ids("at on a mat"), is_text=False, noise_tokens=ids("01"), noise_ends=ids("2"))
+    collate = Collator(SPACE, replace(LONG, max_length=512), noise_rate=1.0, noise_burst=3)
+    runs = [collate.trajectory(replace(example, index=i)).executed for i in range(100)]
+    pushed = [token for run in runs for token, after in itertools.pairwise(run) if after == SPACE.bkspc != token]
+    assert len(pushed) == 1200  # the last tokens of the bursts: 12 in each
+    assert abs(pushed.count(*ids("2")) - 600) < 5 * math.sqrt(1200 / 4)
+    control = collate.trajectory(replace(example, noise_ends=()))
+    assert not set(ids("2")) & set(control.executed)
 
 
 def test_with_the_whole_sequence_scored_noise_stays_out_of_the_prompt() -> None:

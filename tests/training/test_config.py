@@ -52,6 +52,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "alpha": ({"alpha": 0.0}, "`alpha` must be positive"),
     "noise rate": ({"noise_rate": 1.5}, r"`noise_rate` must be a probability"),
     "ignored noise": ({"objective": "mle", "noise_rate": 0.1}, "`noise_rate` would be ignored"),
+    "ignored bursts": (
+        {"noise_rate": 0.0, "noise_burst": 2},
+        "`noise_burst` would be ignored: `noise_rate` is 0. Got noise_burst=2; leave it out, or set `noise_rate`.",
+    ),
     "ignored mixture": ({"divergence": "js", "mixture_weight": 0.4}, "`mixture_weight` would be ignored"),
     "mixture": ({"mixture_weight": 0.0}, "`mixture_weight` must lie in"),
     "packing": ({"objective": "unlikelihood", "packing": True}, "`packing` must be off for objective 'unlikelihood'"),

@@ -117,7 +117,7 @@ class Trajectory:
                 f"`executed` must end in {_names(space)} and hold it nowhere else: that is what ends a trajectory. "
                 f"Got {_shorten(self.executed)}. A sequence that was cut keeps its last action in `chosen` and executes <eos>."
             )
-        if any(e == bkspc != a for a, e in zip(self.chosen, self.executed, strict=True)):
+        if bkspc in {e for a, e in zip(self.chosen, self.executed, strict=True) if a != e}:
             raise ValueError(
                 "`executed` may differ from `chosen` only by a token that noise pushed, or by <eos> at the end. "
                 f"Got <bkspc> executed where another action was chosen, in {_shorten(self.executed)}."

@@ -1,8 +1,9 @@
 """Noise that teaches `<bkspc>`: wrong tokens pushed into data, each followed by its deletion (§4.2)."""
 
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
 
-#: (clean steps, the actions chosen there, generator) → a wrong token for each.
-NoiseSource = Callable[[Int[Tensor, "noisy"], Int[Tensor, "noisy"], torch.Generator], Int[Tensor, "noisy"]]
+#: (clean steps, the actions chosen there, generator) → a wrong token for each. Equal steps in a row are one burst.
+NoiseSource = Callable[[Sequence[int], Sequence[int], torch.Generator], list[int]]
 
 
 def token_noise(
@@ -22,30 +23,21 @@ def token_noise(
     Never `<eos>`, `<bos>` or padding, nor the right token: drawing it would teach the policy to delete right tokens.
     `exclude_right=False` restores the paper's plain draw.
     """
-    given = range(space.vocab_size) if tokens is None else map(operator.index, tokens)
-    candidates = sorted(set(given) - space.special)
-    if len(candidates) < 1 + exclude_right:
-        raise ValueError(
-            f"`tokens` must hold at least {1 + exclude_right} besides <eos>, <bos> and padding, or there may be no wrong token "
-            f"to draw. Got {candidates}."
-        )
-    if candidates[0] < 0 or candidates[-1] >= space.vocab_size:
-        raise ValueError(
-            f"`tokens` must hold token ids in [0, {space.vocab_size}); <bkspc> can't be noise. "
-            f"Got ids from {candidates[0]} to {candidates[-1]}."
-        )
-    pool = torch.tensor(candidates)
+    candidates = _candidates("tokens", range(space.vocab_size) if tokens is None else tokens, space, 1 + exclude_right)
+    return partial(_draw_tokens, candidates, exclude_right)
 
-    def draw(
-        step: Int[Tensor, "noisy"], right: Int[Tensor, "noisy"], generator: torch.Generator
-    ) -> Int[Tensor, "noisy"]:
-        uniform = torch.rand(len(step), generator=generator, dtype=torch.float64)
-        place = torch.searchsorted(pool, right).clamp(max=len(pool) - 1)
-        skipped = (pool[place] == right) & exclude_right
-        index = (uniform * (len(pool) - skipped.long())).long()
-        return pool[index + (skipped & (index >= place))]
 
-    return draw
+def burst_end_noise(
+    space: ActionSpace, source: NoiseSource, ends: Iterable[int] | Int[Tensor, "token"], *, exclude_right: bool = True
+) -> NoiseSource:
+    """Noise of `source`, but half of all bursts end in a token of `ends`: w_k ~ ½ source + ½ uniform over `ends`.
+
+    The paper has neither bursts nor such ends; they are knowledge of a task. An example: in a path through a graph every right
+    answer ends in the goal, so a policy that jumps to the goal from a wrong node is never contradicted by other noise.
+    The last token of a burst is never the right one: where `ends` holds no other, the burst keeps that of `source`.
+    `exclude_right=False` allows the right one.
+    """
+    return partial(_draw_with_ends, source, _candidates("ends", ends, space, 1), exclude_right)
 
 
 def model_noise(space: ActionSpace, logits: Float[Tensor, "step vocab"], *, exclude_right: bool = True) -> NoiseSource:
@@ -60,21 +52,18 @@ def model_noise(space: ActionSpace, logits: Float[Tensor, "step vocab"], *, excl
     never = torch.tensor(sorted(space.special))
     kept = logits.detach().cpu()[:, : space.vocab_size].float().index_fill(1, never, -torch.inf)
 
-    def draw(
-        step: Int[Tensor, "noisy"], right: Int[Tensor, "noisy"], generator: torch.Generator
-    ) -> Int[Tensor, "noisy"]:
-        if len(step) and int(step.max()) >= len(kept):
-            raise ValueError(
-                f"`logits` must have a row for every clean step: more than {int(step.max())}. Got {len(kept)}."
-            )
-        scores = kept[step]
+    def draw(steps: Sequence[int], rights: Sequence[int], generator: torch.Generator) -> list[int]:
+        if max(steps) >= len(kept):
+            raise ValueError(f"`logits` must have a row for every clean step: more than {max(steps)}. Got {len(kept)}.")
+        scores = kept[torch.tensor(steps)]
         if exclude_right:
-            scores = scores.masked_fill(torch.arange(space.vocab_size) == right[:, None], -torch.inf)
+            is_right = torch.arange(space.vocab_size) == torch.tensor(rights)[:, None]
+            scores = scores.masked_fill(is_right, -torch.inf)
         if not bool(scores.amax(1).isfinite().all()):
             raise ValueError(
                 "`logits` must leave some wrong token possible at every step. Got a row that is NaN or all -inf."
             )
-        return torch.multinomial(scores.softmax(1), 1, generator=generator).squeeze(1) if len(step) else step
+        return torch.multinomial(scores.softmax(1), 1, generator=generator).squeeze(1).tolist()
 
     return draw
 
@@ -86,7 +75,8 @@ def add_noise(
 
     A clean step (s_t, a_t) becomes three visits: s_t with a_t chosen but w executed, s_t·w with `<bkspc>` chosen and
     executed, and s_t once more. Only decisions are touched, so a prompt in the initial state stays clean. With `burst` > 1
-    that many wrong tokens are pushed in a row; once one is pushed, the right action is `<bkspc>`. The paper pushes one.
+    the number of wrong tokens pushed in a row is uniform from 1 to `burst`; once one is pushed, the right action is `<bkspc>`.
+    The paper pushes one.
     """
     if not 0 <= rate <= 1:
         raise ValueError(
@@ -99,23 +89,91 @@ def add_noise(
             f"`trajectory` must have a floor of at most its initial state, or noise could not be deleted again. "
             f"Got floor={trajectory.floor} above {len(trajectory.initial)} initial tokens. Add noise before `score_prompt`."
         )
-    bkspc = trajectory.space.bkspc
-    noisy = torch.rand(len(trajectory), generator=generator, dtype=torch.float64) < rate
-    step = noisy.nonzero().squeeze(1).repeat_interleave(burst)
-    right = torch.tensor(trajectory.chosen)[step]
-    right[torch.arange(len(step)) % burst > 0] = bkspc
-    wrong = iter(source(step, right, generator).view(-1, burst).tolist())
+    bkspc, right = trajectory.space.bkspc, trajectory.chosen
+    uniform = torch.rand(len(trajectory), generator=generator, dtype=torch.float64).tolist()
+    noisy = [t for t, u in enumerate(uniform) if u < rate]
+    if not noisy:
+        return trajectory
+    lengths = (
+        [1] * len(noisy) if burst == 1 else torch.randint(1, burst + 1, (len(noisy),), generator=generator).tolist()
+    )
+    steps: list[int] = []
+    rights: list[int] = []
+    for t, length in zip(noisy, lengths, strict=True):
+        steps += [t] * length
+        rights += [right[t]] + [bkspc] * (length - 1)
+    wrong = source(steps, rights, generator)
 
     chosen: list[int] = []
     executed: list[int] = []
     policy_chosen: list[bool] = []
-    for t, is_noisy in enumerate(noisy.tolist()):
-        if is_noisy:
-            tokens = next(wrong)
-            chosen += [trajectory.chosen[t]] + [bkspc] * (2 * burst - 1)
-            executed += tokens + [bkspc] * burst
-            policy_chosen += [False] * (2 * burst)
-        chosen.append(trajectory.chosen[t])
-        executed.append(trajectory.executed[t])
-        policy_chosen.append(trajectory.policy_chosen[t])
-    return replace(trajectory, chosen=tuple(chosen), executed=tuple(executed), policy_chosen=tuple(policy_chosen))
+    begin = drawn = 0
+    for t, length in zip(noisy, lengths, strict=True):
+        chosen += right[begin : t + 1]
+        chosen += [bkspc] * (2 * length - 1)
+        executed += trajectory.executed[begin:t]
+        executed += wrong[drawn : drawn + length]
+        executed += [bkspc] * length
+        policy_chosen += trajectory.policy_chosen[begin:t]
+        policy_chosen += [False] * (2 * length)
+        begin, drawn = t, drawn + length
+    return Trajectory(
+        trajectory.space,
+        trajectory.initial,
+        (*chosen, *right[begin:]),
+        (*executed, *trajectory.executed[begin:]),
+        (*policy_chosen, *trajectory.policy_chosen[begin:]),
+        trajectory.floor,
+    )
+
+
+def _draw_tokens(
+    candidates: Sequence[int],
+    exclude_right: bool,
+    steps: Sequence[int],
+    rights: Sequence[int],
+    generator: torch.Generator,
+) -> list[int]:
+    uniform = torch.rand(len(steps), generator=generator, dtype=torch.float64).tolist()
+    return [_pick(candidates, u, right, exclude_right) for u, right in zip(uniform, rights, strict=True)]
+
+
+def _draw_with_ends(
+    source: NoiseSource,
+    ends: list[int],
+    exclude_right: bool,
+    steps: Sequence[int],
+    rights: Sequence[int],
+    generator: torch.Generator,
+) -> list[int]:
+    wrong = source(steps, rights, generator)
+    last = [i for i, after in enumerate((*steps[1:], None)) if steps[i] != after]
+    uniform = torch.rand(len(last), 2, generator=generator, dtype=torch.float64).tolist()
+    for i, (coin, u) in zip(last, uniform, strict=True):
+        if coin < 0.5 and not (exclude_right and ends == [rights[i]]):
+            wrong[i] = _pick(ends, u, rights[i], exclude_right)
+    return wrong
+
+
+def _candidates(name: str, tokens: Iterable[int] | Tensor, space: ActionSpace, least: int) -> list[int]:
+    """The tokens that may be drawn, sorted, each once: without <eos>, <bos> and padding, and at least `least`."""
+    candidates = sorted(set(map(operator.index, tokens)) - space.special)
+    if len(candidates) < least:
+        raise ValueError(
+            f"`{name}` must hold at least {least} besides <eos>, <bos> and padding, or there may be no wrong token "
+            f"to draw. Got {candidates}."
+        )
+    if candidates[0] < 0 or candidates[-1] >= space.vocab_size:
+        raise ValueError(
+            f"`{name}` must hold token ids in [0, {space.vocab_size}); <bkspc> can't be noise. "
+            f"Got ids from {candidates[0]} to {candidates[-1]}."
+        )
+    return candidates
+
+
+def _pick(candidates: Sequence[int], uniform: float, right: int, exclude_right: bool) -> int:
+    """The candidate at a uniform number in [0, 1), with the right token left out of the sorted candidates if excluded."""
+    place = bisect_left(candidates, right)
+    skips = exclude_right and place < len(candidates) and candidates[place] == right
+    index = int(uniform * (len(candidates) - skips))
+    return candidates[index + (skips and index >= place)]

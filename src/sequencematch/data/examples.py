@@ -20,14 +20,15 @@ CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 class Example:
     """A sequence to learn: the prompt s₀ and the completion, without its end; and the numbers of its row and epoch.
 
-    Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert.
-    `end` is the token that the row ended in, None for `<eos>`.
+    Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert, and
+    half of its bursts end in one of `noise_ends`, if there are any. `end` is the token that the row ended in, None for `<eos>`.
     """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     is_text: bool
     noise_tokens: tuple[int, ...] | None = None
+    noise_ends: tuple[int, ...] = ()
     index: int = 0
     epoch: int = 0
     end: int | None = None
@@ -38,8 +39,9 @@ class Reader:
     """A row of any known format → its example, or a `ValueError` that says what is wrong with it.
 
     A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
-    or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` is
-    optional: ids, or tokens as the tokenizer spells them. `ends` are the tokens that end a sequence, `<eos>` and others.
+    or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` are
+    needed with `needs_noise` and not read otherwise: ids, or tokens as the tokenizer spells them. So are `noise_ends` beside
+    them, which are optional. `ends` are the tokens that end a sequence, `<eos>` and others.
     `truncation` is the setting of `SequenceMatchConfig`.
     """
 
@@ -87,10 +89,11 @@ class Reader:
             return example
         if "noise_tokens" not in row:
             raise ValueError("must have a column `noise_tokens` for `noise_source='tokens'`. Got none.")
-        noise = _noise_tokens(row["noise_tokens"], self.tokenizer)
+        noise = _noise_tokens("noise_tokens", row["noise_tokens"], self.tokenizer)
         if len(set(noise)) < 2:
             raise ValueError(f"must have two `noise_tokens` or more: one of them may be right. Got {len(set(noise))}.")
-        return replace(example, noise_tokens=noise)
+        ends = () if row.get("noise_ends") is None else row["noise_ends"]
+        return replace(example, noise_tokens=noise, noise_ends=_noise_tokens("noise_ends", ends, self.tokenizer))
 
     def may_cut(self, example: Example) -> bool:
         """Whether an example that is too long is cut rather than refused. By default only plain text is cut."""
@@ -275,13 +278,13 @@ def _completion(prompt: list[int], whole: list[int], completion: str, tokenizer:
     return list(tokenizer(completion, add_special_tokens=False)["input_ids"])
 
 
-def _noise_tokens(tokens: Any, tokenizer: Any) -> tuple[int, ...]:
+def _noise_tokens(column: str, tokens: Any, tokenizer: Any) -> tuple[int, ...]:
     ids = []
     for token in tokens:
         if isinstance(token, str):
             known = tokenizer.convert_tokens_to_ids(token) if tokenizer else None
             if known is None or (known == tokenizer.unk_token_id and token != tokenizer.unk_token):
-                raise ValueError(f"must have `noise_tokens` that are ids or tokens of the vocabulary. Got {token!r}.")
+                raise ValueError(f"must have `{column}` that are ids or tokens of the vocabulary. Got {token!r}.")
             ids.append(known)
         else:
             ids.append(operator.index(token))

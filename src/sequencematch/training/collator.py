@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 
-from sequencematch.core import ActionSpace, NoiseSource, Trajectory, add_noise, token_noise
+from sequencematch.core import ActionSpace, NoiseSource, Trajectory, add_noise, burst_end_noise, token_noise
 from sequencematch.data.examples import Example, Reader
 from sequencematch.data.seeds import hash_seed
 
-#: Cached: sorting the vocabulary takes longer than drawing from it.
-_token_noise = lru_cache(maxsize=256)(token_noise)
+
+@lru_cache(maxsize=256)
+def _noise_of(
+    space: ActionSpace, tokens: tuple[int, ...] | None, ends: tuple[int, ...], exclude_right: bool
+) -> NoiseSource:
+    """The noise of an example. Cached: sorting the vocabulary takes longer than drawing from it."""
+    source = token_noise(space, tokens, exclude_right=exclude_right)
+    return burst_end_noise(space, source, ends, exclude_right=exclude_right) if ends else source
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,11 @@ class Collator:
         return whole.truncate(self.read.max_length)
 
     def trajectory(self, example: Example, source: NoiseSource | None = None) -> Trajectory:
-        """The example with noise from `source`, by default from its `noise_tokens` or else the whole vocabulary."""
+        """The example with noise from `source`, by default from the example's own tokens or the whole vocabulary."""
         trajectory = self.clean(example)
         if self.noise_rate:
             if source is None:
-                source = _token_noise(self.space, example.noise_tokens, exclude_right=self.noise_excludes_right)
+                source = _noise_of(self.space, example.noise_tokens, example.noise_ends, self.noise_excludes_right)
             generator = torch.Generator().manual_seed(hash_seed("noise", self.seed, example.epoch, example.index))
             noised = add_noise(trajectory, self.noise_rate, source, generator, burst=self.noise_burst)
             if noised.num_nodes <= self.read.max_length or self.read.may_cut(example):

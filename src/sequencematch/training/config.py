@@ -66,10 +66,14 @@ class SequenceMatchConfig(TrainingArguments):
     noise_source: str = field(
         default="uniform",
         metadata={
-            "help": "Wrong tokens: uniform (any token), tokens (the noise_tokens column) or model (its own mistakes) (§6.1)."
+            "help": "Wrong tokens: uniform (any token), tokens (the noise_tokens column; half of all bursts end in a token of "
+            "the noise_ends column, if there is one, which is not in the paper) or model (its own mistakes) (§6.1)."
         },
     )
-    noise_burst: int = field(default=1, metadata={"help": "Wrong tokens in a row. Paper: 1 (§4.2)."})
+    noise_burst: int = field(
+        default=1,
+        metadata={"help": "Most wrong tokens in a row; each burst has 1 to so many, uniformly. Paper: 1 (§4.2)."},
+    )
     noise_excludes_right: bool = field(
         default=True, metadata={"help": "Never draw the right token as noise. Paper: it may be drawn (§4.2)."}
     )
@@ -184,6 +188,11 @@ class SequenceMatchConfig(TrainingArguments):
             raise ValueError(
                 f"`noise_rate` would be ignored: objective {self.objective!r} does not use <bkspc>. Got {self.noise_rate}; "
                 f"leave it out, or use objective 'bc' or 'sequencematch'."
+            )
+        if self.noise_burst > 1 and not self.noise_rate:
+            raise ValueError(
+                f"`noise_burst` would be ignored: `noise_rate` is 0. Got noise_burst={self.noise_burst}; leave it out, or "
+                f"set `noise_rate`."
             )
         if self.mixture_weight != 0.5 and self.divergence != "chi2_mixture":
             raise ValueError(
