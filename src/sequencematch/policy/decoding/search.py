@@ -44,7 +44,7 @@ class DeletedTokens:
         """The logits of each row's state, -inf for the tokens that were deleted in it."""
         is_known = torch.arange(REMEMBERED, device=logits.device) < self.count[slot, size][:, None]
         # The smallest of the logit and ±inf: several entries may name one token.
-        limits = torch.where(is_known, -torch.inf, torch.inf).to(logits.dtype)
+        limits = torch.full_like(is_known, torch.inf, dtype=logits.dtype).masked_fill_(is_known, -torch.inf)
         return logits.scatter_reduce(1, self.tokens[slot, size].long(), limits, reduce="amin")
 
     def update(self, slot: Tensor, size: Tensor, top: Tensor, pops: Tensor, pushes: Tensor) -> None:
