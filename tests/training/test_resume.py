@@ -332,6 +332,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stream": {"dataset": Stream()},
     "noise_of_the_model": {"noise_source": "model"},
     "packing": {"packing": True},
+    "offset_head_apart": {"offset_lr_multiplier": 20.0},
 }
 
 

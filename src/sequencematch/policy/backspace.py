@@ -29,6 +29,10 @@ class Backspace(nn.Module):
         nn.init.zeros_(self.offset_out.weight)
         nn.init.zeros_(self.offset_out.bias)
 
+    def offset_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the offset head: all except the row."""
+        return [*self.offset_in.parameters(), *self.offset_out.parameters()]
+
     def reset_row(self, rows: Float[Tensor, "vocab hidden"]) -> None:
         """Start the row as the mean of `rows`."""
         with torch.no_grad():

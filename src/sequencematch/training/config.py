@@ -1,5 +1,6 @@
 """The settings of a run: `SequenceMatchConfig`, with a preset for each of the paper's two recipes."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -89,6 +90,14 @@ class SequenceMatchConfig(TrainingArguments):
     )
     bc_anneal_steps: int = field(
         default=2000, metadata={"help": "Steps over which bc_weight falls to bc_weight_final. Paper: 2,000 (App. E)."}
+    )
+
+    offset_lr_multiplier: float = field(
+        default=1.0,
+        metadata={
+            "help": "Learning rate of the offset head over learning_rate. Unless it is 1, the head's gradient is clipped apart "
+            "from the rest. Paper: 1 (App. E)."
+        },
     )
 
     replay_size: int = field(
@@ -197,6 +206,16 @@ class SequenceMatchConfig(TrainingArguments):
         if self.mixture_weight != 0.5 and self.divergence != "chi2_mixture":
             raise ValueError(
                 f"`mixture_weight` would be ignored: it belongs to chi2_mixture. Got divergence {self.divergence!r}."
+            )
+        if not 0 < self.offset_lr_multiplier < math.inf:
+            raise ValueError(
+                f"`offset_lr_multiplier` must be positive and finite: it multiplies a learning rate. Got "
+                f"{self.offset_lr_multiplier}."
+            )
+        if self.offset_lr_multiplier != 1 and not self.objective_value.rolls_out:
+            raise ValueError(
+                f"`offset_lr_multiplier` would be ignored: the loss of objective {self.objective!r} does not depend on the "
+                f"offset head. Got {self.offset_lr_multiplier}; leave it out, or use objective 'sequencematch'."
             )
         if self.packing is None:
             self.packing = self.objective != "unlikelihood"

@@ -1,6 +1,7 @@
 """Algorithm 1: `SequenceMatchTrainer`, a `transformers.Trainer` with the surface of TRL's."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.inputs import as_policy, ends_of, name_of, only_completions, reader, tokenizer_of
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
+from sequencematch.training.optimizer import clip, partition, split_off
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
@@ -68,6 +70,12 @@ class SequenceMatchTrainer(Trainer):
             )
         if args.push_to_hub and args.hub_strategy != "end":
             raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")
+        if args.offset_lr_multiplier != 1 and optimizers != (None, None):
+            raise ValueError(
+                f"`offset_lr_multiplier` would be ignored: `optimizers` brings its own learning rates. Got "
+                f"{args.offset_lr_multiplier}; leave it out, or give the offset head a group of its own in your optimizer "
+                f"(`policy.backspace.offset_parameters()`)."
+            )
         self.identity = {"model": name_of(model), **args.own_values()}
         checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
         tokenizer = processing_class or tokenizer_of(model, args)
@@ -131,6 +139,31 @@ class SequenceMatchTrainer(Trainer):
             self.remove_callback(default)
         for own in (self.progress, StopAtNonFiniteGradients()):
             self.add_callback(own)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in transformers, with the offset head in a group of its own if its learning rate is another."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.args.offset_lr_multiplier != 1:
+            split_off(optimizer, self.model.backspace.offset_parameters(), self.args.offset_lr_multiplier)
+        return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.args.offset_lr_multiplier == 1:
+            return super()._clip_grad_norm(model)
+        return self._clip_apart(self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if grad_norm is None and self.args.offset_lr_multiplier != 1:  # `max_grad_norm` is 0
+            grad_norm = self._clip_apart(math.inf)
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
+    def _clip_apart(self, max_norm: float) -> Any:
+        """Clip the offset head's gradient and that of the rest, each by its own norm; log the first, return the second."""
+        head, rest = partition(self.model.parameters(), self.model.backspace.offset_parameters())
+        norm = self.accelerator.clip_grad_norm_(rest, max_norm)  # in float16 this unscales the head's gradient, too
+        self.signals.add({"grad_norm/offset": Signal.mean(clip(head, max_norm)[None])})
+        return norm
 
     def get_train_dataloader(self) -> Any:
         """As in transformers, but with its own generator: draws from torch's global one would change the model's dropout."""
