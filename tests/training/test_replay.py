@@ -1,12 +1,16 @@
 """The replay buffer: first in, first out; each rollout drawn as often as asked; saved and restored."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
+from sequencematch.data.examples import Example
 from sequencematch.training.replay import Experience, ReplayBuffer
+from sequencematch.training.rollouts import is_right
 from tests.training.tiny_run import trainer
 
 SPACE = ActionSpace(vocab_size=100, eos=99)
@@ -76,6 +80,38 @@ def test_a_saved_buffer_goes_on_where_it_was(tmp_path: Path) -> None:
     assert restored.rollouts == buffer.rollouts
     assert (restored.made, restored.drawn) == (8, 9)
     assert restored.draw(20, seed=3) == buffer.draw(20, seed=3)
+
+
+def test_a_rollout_is_right_if_its_final_text_is_the_examples() -> None:
+    """The example is 4 5 | 6 7: deleted tokens don't matter, a text that was cut is not right, a changed prompt is not either."""
+    answer = Example((4, 5), (6, 7), is_text=False)
+    bkspc, eos = SPACE.bkspc, SPACE.eos
+    actions = {
+        (6, 7, eos): True,
+        (6, 8, bkspc, 7, eos): True,
+        (bkspc, 5, 6, 7, eos): True,
+        (6, eos): False,
+        (6, 7, 7, eos): False,
+        (bkspc, 9, 6, 7, eos): False,
+        (6, 7): False,
+        (6, 7, 1): False,
+    }
+    for made, expected in actions.items():
+        assert is_right(Trajectory.rollout(SPACE, answer.prompt, made), answer) is expected, made
+    text = Trajectory.rollout(SPACE, (4, 5), (6, 7, eos))
+    assert is_right(text, Example((4,), (5, 6, 7), is_text=True)) is None
+
+
+def test_a_buffer_knows_which_rollouts_are_right_and_an_older_file_does_not(tmp_path: Path) -> None:
+    buffer, path = ReplayBuffer(5, 8), tmp_path / "replay.safetensors"
+    buffer.add([replace(rollout(i), right=right) for i, right in enumerate((True, False, None))])
+    buffer.save(path)
+    restored = ReplayBuffer(5, 8)
+    restored.load(path, SPACE)
+    assert [e.right for e in restored.rollouts] == [True, False, None]
+    save_file({name: tensor for name, tensor in load_file(path).items() if name != "right"}, path)
+    restored.load(path, SPACE)
+    assert restored.rollouts == [rollout(i) for i in range(3)]
 
 
 def test_an_empty_buffer_can_be_saved(tmp_path: Path) -> None:

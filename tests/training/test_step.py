@@ -11,6 +11,7 @@ from sequencematch.core.divergences import CHI2_MIXTURE
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.policy import Policy
 from sequencematch.training.losses import OBJECTIVES, Batch, Weights
+from sequencematch.training.signals import Signals
 from sequencematch.training.step import accumulate_gradients, encode_parts, node_budget, num_passes
 from tests.policy.tiny_models import DECODED, llama
 from tests.training.tiny_run import policy as tiny_policy
@@ -68,6 +69,25 @@ def test_losses_and_gradients_of_the_parts_add_up_to_those_of_one_pass(hidden_si
         torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)  # float64 rounding
     fewer = loss_and_gradients(policy, DATA[:2], 2, hidden_size)
     assert abs(float(fewer[0] - whole[0])) > 1e-3  # the control: without a trajectory it is another loss
+
+
+def test_values_of_ends_are_averaged_over_right_and_over_wrong_rollouts() -> None:
+    """Of three rollouts the first is right, the second unknown, the third wrong: in one pass or two, the same numbers."""
+    policy = tiny_policy(exact=True)
+    ends = [Trajectory.rollout(SPACE, (1,), (7 + n, 2)) for n in range(3)]
+    final = policy(encode_parts(ends, [], 1, 9, None)[0].encoding).final_value.detach()
+    assert len(set(final.tolist())) == 3
+    for count in (1, 2):
+        signals = Signals()
+        for part in encode_parts(DATA, ends, count, 9, None, right=[True, None, False]):
+            signals.add(OBJECTIVES["sequencematch"].loss(policy, part, WEIGHTS)[1])
+        logged = signals.flush(lambda moments: moments)
+        assert logged["values/rollouts/final"] == pytest.approx(float(final.mean()), rel=1e-6)
+        assert logged["values/rollouts/final_right"] == pytest.approx(float(final[0]), rel=1e-6)
+        assert logged["values/rollouts/final_wrong"] == pytest.approx(float(final[2]), rel=1e-6)
+    (part,) = encode_parts(DATA, ends, 1, 9, None)
+    signals.add(OBJECTIVES["sequencematch"].loss(policy, part, WEIGHTS)[1])
+    assert not {name for name in signals.flush(lambda moments: moments) if "final_" in name}  # none is known
 
 
 @pytest.mark.parametrize("is_autocast", [True, False])

@@ -13,7 +13,10 @@ import torch
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
 from sequencematch.training import NonFiniteError, SequenceMatchTrainer
-from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from sequencematch.training.replay import Experience
+from sequencematch.training.rollouts import InlineRollouts, Request, RolloutSource
+from sequencematch.training.step import encode_batch
+from tests.data.test_examples import ids
 from tests.policy.test_fusing import strict
 from tests.policy.tiny_models import llama
 from tests.training.tiny_run import config, policy, rows, trainer
@@ -33,10 +36,53 @@ def test_everything_logged_is_in_the_document_and_the_other_way_round(tmp_path: 
         run = trainer(tmp_path / str(number), objective=objective, **apart)
         run.train()
         logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
+    logged |= {name for entry in judged(tmp_path / "judged").state.log_history if "loss" in entry for name in entry} - {
+        "step"
+    }
     documented = {
         name for row in re.findall(r"^\| (`.*?) \|", LOGGING, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
     }
     assert logged == documented
+
+
+class Judged(InlineRollouts):
+    """Of four rollouts two write the whole word, the third one letter less, and the fourth is cut."""
+
+    def collect(self, request: Request) -> list[Experience]:
+        space, made = self.policy.space, []
+        for number, prompt in enumerate(request.prompts, request.first):
+            (word,) = (w for w in ("cat", "dog", "sun", "tree") if ids(w[0]) == prompt)
+            rest = ids(word[1:])
+            actions = [(*rest, space.eos), (*rest, space.eos), (*rest[:-1], space.eos), rest][number % 4]
+            made.append(Experience(Trajectory.rollout(space, prompt, actions), self.version))
+        return made
+
+
+def judged(folder: Path, **changes: Any) -> SequenceMatchTrainer:
+    args = config(folder, learning_rate=1e-9, replay_reuse=0.5, **changes)
+    run = SequenceMatchTrainer(policy(), args, rows(["cat", "dog", "sun", "tree"]), rollouts=Judged())
+    run.train()
+    return run
+
+
+def test_right_rollouts_are_counted_and_the_values_of_ends_are_told_apart(tmp_path: Path) -> None:
+    """Half of them are right. V(s_T) of right and of wrong ends, each alone; cut rollouts belong to neither."""
+    run = judged(tmp_path)
+    lines = [line for line in run.state.log_history if "loss" in line]
+    assert [line["rollouts/right"] for line in lines] == [0.5] * 4
+    for right in (True, False):
+        kept = [e.trajectory for e in run.on_policy.buffer.rollouts if e.right is right and not e.trajectory.truncated]
+        values = run.model(encode_batch(kept, None)).final_value
+        name = f"values/rollouts/final_{'right' if right else 'wrong'}"
+        logged = [line[name] for line in lines if name in line]  # a step may have drawn none
+        assert logged
+        assert min(values.tolist()) - 1e-4 <= min(logged)
+        assert max(logged) <= max(values.tolist()) + 1e-4
+    text = trainer(tmp_path / "text", dataset=[{"text": "cat"}, {"text": "dog"}])
+    text.train()
+    names = {name for line in text.state.log_history for name in line}
+    assert "values/rollouts/final" in names
+    assert not names & {"rollouts/right", "values/rollouts/final_right", "values/rollouts/final_wrong"}
 
 
 def test_the_logged_numbers_are_those_of_the_equations(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The loss of one batch under each objective, and the signals to log (Alg. 1, App. E)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,17 +27,19 @@ class Batch:
     """Trajectories for one forward pass, `num_data` of data and then rollouts, with the denominators of the whole step.
 
     `num_items` is N, the number of data decisions in the optimisation step over all its batches and processes. `model_weight`
-    is the step's number of data trajectories divided by its number of rollouts, None without rollouts.
+    is the step's number of data trajectories divided by its number of rollouts, None without rollouts. `right` says which of
+    the rollouts ended in the right answer, None if unknown; it is logged and no part of a loss.
     """
 
     encoding: Encoding
     num_data: int
     num_items: int
     model_weight: float | None = None
+    right: tuple[bool | None, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(self.encoding.to(device), self.num_data, self.num_items, self.model_weight)
+        return replace(self, encoding=self.encoding.to(device))
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Ten
         "objective/model_penalty": Signal.total(result.model_penalty),
     }
     if rollouts is not None:
-        signals |= _describe("rollouts", rollouts, weights)
+        signals |= _describe("rollouts", rollouts, weights) | _describe_ends(rollouts, batch.right)
     return weights.bc_weight * cloning + (1 - weights.bc_weight) * result.loss, signals
 
 
@@ -131,6 +133,18 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         "unlikelihood": Objective(deletes=False, rolls_out=False, loss=unlikelihood),
     }
 )
+
+
+@torch.no_grad()
+def _describe_ends(rollouts: Scores, right: Sequence[bool | None]) -> dict[str, Signal]:
+    """V at the final states of right and of wrong rollouts: on policy, Eq. 4 teaches through the gap between the two."""
+    judged = {"right": True, "wrong": False}
+    return {
+        f"values/rollouts/final_{name}": Signal.mean(
+            rollouts.final_value[[i for i, r in enumerate(right) if r is is_it]]
+        )
+        for name, is_it in judged.items()
+    }
 
 
 @torch.no_grad()

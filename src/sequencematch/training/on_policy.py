@@ -13,7 +13,7 @@ from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.replay import Experience, ReplayBuffer
-from sequencematch.training.rollouts import Request, RolloutSource, as_stored, prompt_of
+from sequencematch.training.rollouts import Request, RolloutSource, as_stored, is_right, prompt_of
 from sequencematch.training.signals import Signal, describe
 
 #: Called with new rollouts and the optimisation step that made them.
@@ -60,7 +60,7 @@ class OnPolicy:
         )
         self.source.start(policy, sampling)
 
-    def draw(self, count: int, step: int) -> tuple[list[Trajectory], dict[str, Signal]]:
+    def draw(self, count: int, step: int) -> tuple[list[Experience], dict[str, Signal]]:
         """Draw `count` rollouts for all processes together, the same in each, and return them with signals to log."""
         began, signals = time.perf_counter(), dict[str, Signal]()
         made: list[Experience] = []
@@ -71,6 +71,8 @@ class OnPolicy:
         if made:
             trajectories = [experience.trajectory for experience in made]
             signals |= describe("completions", trajectories)
+            known = [float(experience.right) for experience in made if experience.right is not None]
+            signals["rollouts/right"] = Signal.mean(torch.tensor(known))
             if self.args.log_completions and self.accelerator.is_main_process:
                 self.show(trajectories[: self.args.num_completions_to_print], step)
         drawn = self.buffer.draw(count, self.args.seed)
@@ -80,7 +82,7 @@ class OnPolicy:
             "replay/reuse": Signal.setting(self.buffer.drawn / self.buffer.made),
             "replay/size": Signal.setting(len(self.buffer)),
         }
-        return [experience.trajectory for experience in drawn], signals
+        return drawn, signals
 
     def _make(self, first: int, count: int, step: int) -> list[Experience]:
         """Make the rollouts numbered `first` to `first + count - 1`."""
@@ -93,7 +95,12 @@ class OnPolicy:
         self.source.sync(step)
         with self.accelerator.autocast():
             made = self.source.collect(Request(prompts[begin:end], first + begin))
-        made = [Experience(as_stored(e.trajectory, args.max_length, self.scores_prompt), e.version) for e in made]
+        made = [
+            Experience(
+                as_stored(e.trajectory, args.max_length, self.scores_prompt), e.version, is_right(e.trajectory, of)
+            )
+            for e, of in zip(made, examples[begin:end], strict=True)
+        ]
         if processes == 1:
             return made
         shares: list[list[Experience]] = [[] for _ in range(processes)]

@@ -14,10 +14,14 @@ from sequencematch.data.seeds import hash_seed
 
 @dataclass(frozen=True)
 class Experience:
-    """A trajectory the policy chose, and the optimisation step of the weights that chose it."""
+    """A trajectory the policy chose, and the optimisation step of the weights that chose it.
+
+    `right` says whether its text ended as the example that its prompt came from; None if that example is not an answer.
+    """
 
     trajectory: Trajectory
     version: int
+    right: bool | None = None
 
 
 class ReplayBuffer:
@@ -69,6 +73,7 @@ class ReplayBuffer:
         tensors = {
             "counts": torch.tensor([self.made, self.drawn]),
             "version": flat([[rollout.version for rollout in self.rollouts]]),
+            "right": flat([[-1 if rollout.right is None else int(rollout.right) for rollout in self.rollouts]]),
             "floor": flat([[t.floor for t in trajectories]]),
             "prompt_length": flat([[len(t.initial) for t in trajectories]]),
             "length": flat([[len(t) for t in trajectories]]),
@@ -80,12 +85,13 @@ class ReplayBuffer:
         save_file(tensors, path)
 
     def load(self, path: Path, space: ActionSpace) -> None:
-        """Load the rollouts and counts that `save` wrote."""
+        """Load the rollouts and counts that `save` wrote; older files don't say which rollouts are right."""
         state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
         self.made, self.drawn = state["counts"]
         self.rollouts, start, step = [], 0, 0
-        for version, floor, prompt, length in zip(
-            state["version"], state["floor"], state["prompt_length"], state["length"], strict=True
+        rights = state.get("right", [-1] * len(state["version"]))
+        for version, right, floor, prompt, length in zip(
+            state["version"], rights, state["floor"], state["prompt_length"], state["length"], strict=True
         ):
             decisions = slice(step, step + length)
             trajectory = Trajectory(
@@ -96,5 +102,5 @@ class ReplayBuffer:
                 tuple(map(bool, state["policy_chosen"][decisions])),
                 floor,
             )
-            self.rollouts.append(Experience(trajectory, version))
+            self.rollouts.append(Experience(trajectory, version, None if right < 0 else bool(right)))
             start, step = start + prompt, step + length

@@ -76,6 +76,13 @@ def prompt_of(example: Example, number: int, seed: int, max_prompt_length: int) 
     return text[:length]
 
 
+def is_right(trajectory: Trajectory, example: Example) -> bool | None:
+    """Whether a rollout ended by itself in the example's prompt and completion; None for plain text, which has no answer."""
+    if example.is_text:
+        return None
+    return not trajectory.truncated and trajectory.final_state.tokens[:-1] == example.prompt + example.completion
+
+
 def as_stored(trajectory: Trajectory, max_length: int, scores_prompt: bool) -> Trajectory:
     """A rollout cut to the context; with `scores_prompt`, its prompt counts as decisions, as in the data   (§4.2)."""
     trajectory = trajectory.truncate(max_length)

@@ -63,11 +63,15 @@ class Signals:
             self._moments[name] = signal.moments if seen is None else seen + signal.moments.to(seen.device)
 
     def flush(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return the combined numbers by name and start anew. `reduce` sums a tensor over processes."""
+        """Return the combined numbers by name and start anew. `reduce` sums a tensor over processes.
+
+        A mean over no entries is left out.
+        """
         names, moments = self._reduced(reduce)
         numbers = {
             name: _combine(self._kind[name], *row, steps=len(self._steps[name]))
             for name, row in zip(names, moments, strict=True)
+            if self._kind[name] == "total" or row[2]
         }
         self.steps, self._kind, self._moments, self._steps = 0, {}, {}, {}
         return numbers
@@ -132,5 +136,5 @@ def _moments(values: Tensor) -> Float[Tensor, "3"]:
 def _combine(kind: str, total: float, squares: float, weight: float, *, steps: int) -> float:
     if kind == "total":
         return total / steps
-    mean = total / weight if weight else math.nan
-    return mean if kind == "mean" else math.sqrt(max(squares / weight - mean**2, 0.0)) if weight else math.nan
+    mean = total / weight
+    return mean if kind == "mean" else math.sqrt(max(squares / weight - mean**2, 0.0))

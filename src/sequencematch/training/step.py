@@ -34,13 +34,21 @@ def encode_batch(trajectories: Sequence[Trajectory], hidden_size: int | None) ->
 
 
 def encode_parts(
-    data: Sequence[Trajectory], rollouts: Sequence[Trajectory], count: int, num_items: int, hidden_size: int | None
+    data: Sequence[Trajectory],
+    rollouts: Sequence[Trajectory],
+    count: int,
+    num_items: int,
+    hidden_size: int | None,
+    right: Sequence[bool | None] = (),
 ) -> list[Batch]:
-    """A batch in `count` parts, one per forward pass, with data and rollouts in each; `num_items` is the whole step's N."""
-    shares = [(data[part::count], rollouts[part::count]) for part in range(count)]
+    """A batch in `count` parts, one per forward pass, with data and rollouts in each; `num_items` is the whole step's N.
+
+    `right` says which rollouts ended in the right answer; None if unknown.
+    """
+    shares = [(data[part::count], rollouts[part::count], tuple(right[part::count])) for part in range(count)]
     return [
-        Batch(encode_batch([*d, *r], hidden_size), len(d), num_items, model_weight=1.0 if r else None)
-        for d, r in shares
+        Batch(encode_batch([*d, *r], hidden_size), len(d), num_items, 1.0 if r else None, judged)
+        for d, r, judged in shares
     ]
 
 

@@ -32,6 +32,7 @@ from sequencematch.training.inputs import as_policy, ends_of, name_of, only_comp
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import clip, partition, split_off
+from sequencematch.training.replay import Experience
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
@@ -185,7 +186,7 @@ class SequenceMatchTrainer(Trainer):
         if not data:
             return [], num_items
         self.signals.add(describe("data", [t for batch in data for t in batch]))
-        model: list[Trajectory] = []
+        model: list[Experience] = []
         if self.args.needs_rollouts and self.args.bc_weight(self.state.global_step) < 1:
             # As many rollouts as data trajectories; every process takes its own part of the step's.
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
@@ -198,18 +199,20 @@ class SequenceMatchTrainer(Trainer):
         self.signals.steps += 1
         return batches, num_items
 
-    def _parts(self, data: list[Trajectory], model: list[Trajectory], num_items: int) -> list[Batch]:
+    def _parts(self, data: list[Trajectory], model: list[Experience], num_items: int) -> list[Batch]:
         """A batch, encoded and split so that each forward pass fits the data's node budget.
 
         All processes make the same number of passes, since each pass gathers sharded weights.
         """
         budget = node_budget(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
-        count = num_passes(data, model, budget)
+        rollouts = [experience.trajectory for experience in model]
+        right = [None if e.trajectory.truncated else e.right for e in model]  # V(s_T) of a cut one is no judgement
+        count = num_passes(data, rollouts, budget)
         if self.accelerator.num_processes > 1:
             fits = torch.tensor([[count, len(data)]], device=self.args.device)
             wanted, possible = self.accelerator.gather(fits).T
             count = int(torch.minimum(wanted.max(), possible.min()))
-        return encode_parts(data, model, count, num_items, self.hidden_size)
+        return encode_parts(data, rollouts, count, num_items, self.hidden_size, right)
 
     @cached_property
     def fusions(self) -> list[Fusion]:
