@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.peers import hf_generate, with_attention
 from benchmarks.session import Session, random_prompts
@@ -12,7 +11,6 @@ from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 
 DYNAMIC, STATIC = "model.generate, dynamic cache", "model.generate, static cache, compiled"
 OURS, CONTROL, DELETING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, deleting"
-SEARCHING = "Policy.generate, search"
 
 
 def decoding(session: Session) -> Iterator[Measurement]:
@@ -25,11 +23,9 @@ def decoding(session: Session) -> Iterator[Measurement]:
     prompts = random_prompts(policy, batch, scale.decoding_prompt)
     actions = {DYNAMIC: batch * new_tokens, STATIC: batch * new_tokens}
 
-    def ours(name: str, bias: float, **options: Any) -> Call:
+    def ours(name: str, bias: float) -> Call:
         def run() -> None:
-            result = policy.generate(
-                prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=bias, **options
-            )
+            result = policy.generate(prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=bias)
             actions[name] = sum(map(len, result.trajectories))
 
         return with_attention(policy, CAUSAL_PREFIX, run)
@@ -39,8 +35,6 @@ def decoding(session: Session) -> Iterator[Measurement]:
         OURS: ours(OURS, -1e4),
         CONTROL: ours(CONTROL, -1e4),
         DELETING: ours(DELETING, 9.5),
-        # As many actions as a row without a deletion takes: the search decides what is open, and deletes nothing.
-        SEARCHING: ours(SEARCHING, -1e4, search=True, temperature=1.0, max_actions=new_tokens + 1),
     }
     if session.device.startswith("cuda"):
         static = hf_generate(policy, prompts, new_tokens, cache_implementation="static")
@@ -64,14 +58,6 @@ def decoding(session: Session) -> Iterator[Measurement]:
                 [faster * r for r in paired(seconds, peer, OURS)],
                 target=target,
             )
-    faster = actions[SEARCHING] / actions[OURS]
-    yield measured(
-        "decoding",
-        f"{SEARCHING} / {OURS}, actions per second",
-        [faster * r for r in paired(seconds, OURS, SEARCHING)],
-        target="decoding, search",
-        detail={"actions": actions[SEARCHING]},
-    )
     faster = actions[DELETING] / actions[DYNAMIC]
     yield measured(
         "decoding",

@@ -11,6 +11,7 @@ from benchmarks.encoding import encoding
 from benchmarks.end_to_end import end_to_end
 from benchmarks.head import head
 from benchmarks.length import length
+from benchmarks.search import search
 from benchmarks.session import Session
 from benchmarks.shapes import CPU, H200, QUICK, Scale
 from benchmarks.step import step
@@ -28,6 +29,7 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
         "head": head,
         "step": step,
         "decoding": decoding,
+        "search": search,
         "length": length,
         "end_to_end": end_to_end,
     }

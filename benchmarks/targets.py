@@ -50,7 +50,7 @@ TARGETS: Mapping[str, Mapping[str, Target]] = MappingProxyType(
                 "step, equal": at_most(2.2, 2.05),
                 "step, shared": at_most(1.6, 1.4),
                 "decoding, dynamic": at_least(1.0, 1.3),
-                "decoding, search": at_least(0.95),
+                "search": at_least(0.95),
                 "control": CONTROL,
             }
         ),
@@ -63,7 +63,7 @@ TARGETS: Mapping[str, Mapping[str, Target]] = MappingProxyType(
                 "roofline": at_least(0.6, 0.75),
                 "decoding, dynamic": at_least(3, 6),
                 "decoding, static": at_least(1.2, 2),
-                "decoding, search": at_least(0.9),
+                "search": at_least(0.9),
                 "memory": at_most(1.0, 0.7),
                 "length": at_most(1.1),
                 "control": CONTROL,

@@ -106,6 +106,7 @@ def test_every_flag_reaches_the_library(model: Path, tmp_path: Path, monkeypatch
     settings = {"limit": 5, "temperature": 0.5, "top_p": 0.75, "mistakes": 2, "batch_size": 7, "encoder": "minilm"}
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--backspace-bias", "-inf", "--protect-prompt", "--sampling-seed", "3", "--dtype", "bfloat16"]
+    flags += ["--search", "--min-p", "0.2", "--max-actions", "9"]
     check_error(
         run("evaluate", model, "--task", REVERSE, *SMALL, *flags, "--metrics", "rep_n", "--out", tmp_path), "enough"
     )
@@ -115,6 +116,9 @@ def test_every_flag_reaches_the_library(model: Path, tmp_path: Path, monkeypatch
         "backspace_bias": float("-inf"),
         "protect_prompt": True,
         "ban_deleted": False,
+        "search": True,
+        "min_p": 0.2,
+        "max_actions": 9,
         "seed": 3,
         "dtype": "torch.bfloat16",
         "metrics": ("rep_n",),

@@ -1,0 +1,46 @@
+"""Search beside ordinary decoding: actions per second."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.peers import with_attention
+from benchmarks.session import Session, random_prompts
+from benchmarks.timing import Call, Measurement, measured, paired
+from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
+
+PLAIN, CONTROL, SEARCHING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, search"
+
+
+def search(session: Session) -> Iterator[Measurement]:
+    """Actions per second of a search over those of ordinary decoding, at temperature 1, where neither deletes.
+
+    A search has as many actions here as a row without a deletion takes: it finds out what is open, and deletes nothing.
+    """
+    scale = session.scale
+    policy = session.policy(scale.decoding)
+    policy.eval()
+    batch, new_tokens = scale.decoding_batch, scale.decoding_new
+    prompts, actions = random_prompts(policy, batch, scale.decoding_prompt), dict[str, int]()
+
+    def ours(name: str, **options: Any) -> Call:
+        def run() -> None:
+            result = policy.generate(
+                prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=-1e4, **options
+            )
+            actions[name] = sum(map(len, result.trajectories))
+
+        return with_attention(policy, CAUSAL_PREFIX, run)
+
+    seconds = session.seconds(
+        "search",
+        {
+            PLAIN: ours(PLAIN, protect_prompt=True),
+            CONTROL: ours(CONTROL, protect_prompt=True),
+            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + 1),
+        },
+    )
+    detail = {"model": scale.decoding.name, "batch": batch, "new_tokens": new_tokens, "actions": actions}
+    for name, target in ((CONTROL, "control"), (SEARCHING, "search")):
+        more = actions[name] / actions[PLAIN]
+        ratios = [more * ratio for ratio in paired(seconds, PLAIN, name)]
+        yield measured("search", f"{name} / {PLAIN}, actions per second", ratios, target=target, detail=detail)
