@@ -18,7 +18,7 @@ def test_help_imports_neither_torch_nor_transformers() -> None:
 import sys
 from typer.testing import CliRunner
 from sequencematch.cli import app
-for arguments in (["--help"], ["generate", "--help"], ["export", "--help"], ["--version"]):
+for arguments in (["--help"], ["generate", "--help"], ["export", "--help"], ["reproduce", "--help"], ["--version"]):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0 and result.stdout
 assert not {"torch", "transformers", "rich"} & sys.modules.keys()

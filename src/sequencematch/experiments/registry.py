@@ -1,0 +1,34 @@
+"""The experiments that `sequencematch reproduce` runs. Each is a module, imported when it runs."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, cast, runtime_checkable
+
+#: Name of the module in `sequencematch.experiments` → what it shows, in one line.
+EXPERIMENTS: Mapping[str, str] = MappingProxyType(
+    {"exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute."}
+)
+
+
+@runtime_checkable
+class Experiment(Protocol):
+    """What the module of an experiment defines."""
+
+    #: The files that `run` and `draw` write.
+    RESULTS: str
+    FIGURE: str
+
+    def run(self, folder: Path, command: str) -> None:
+        """Compute, and write RESULTS into a folder; `command` is recorded in it."""
+
+    def draw(self, folder: Path) -> None:
+        """Write FIGURE from RESULTS, computing nothing."""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name."""
+    if name not in EXPERIMENTS:
+        raise ValueError(f"`NAME` must be one of: {', '.join(EXPERIMENTS)}. Got {name!r}.")
+    return cast(Experiment, importlib.import_module(f"sequencematch.experiments.{name}"))
