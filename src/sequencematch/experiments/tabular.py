@@ -22,6 +22,8 @@ CLOSED_BELOW = 1e-13
 CLOSED = -1000.0
 #: Pairs (s, a) that the policy visits less than this are not solved for.
 UNVISITED = 1e-60
+#: Refreshes before an action may be closed: the values of the states behind it, which decide, are arbitrary before they settle.
+SETTLED = 20
 #: Where ρ and ρ_θ are near enough for Newton's method on both at once.
 NEAR = 1e-2
 #: Where the gradient per unit of occupancy counts as 0. Rewards are of order 1, so rounding leaves about 1e-13.
@@ -173,17 +175,20 @@ def optimum(
     method solves both conditions at once. Without an on-policy term an action that data never shows in a state that it visits is
     closed (its supremum is at −∞), and states that data doesn't visit keep the logits of `start`.
     """
-    logits = _close(problem, start.to(torch.float64))
+    logits = start.to(torch.float64)
+    if not problem.divergence.on_policy:
+        logits = _close(problem, logits)
     rollouts = policy_occupancy(problem.table, logits, problem.gamma)
     found = math.inf
     for refresh in range(1, refreshes + 1):
         own = policy_occupancy(problem.table, logits, problem.gamma)
-        if refresh > 10 and float((own - rollouts).abs().max()) <= NEAR:
+        if refresh > SETTLED and float((own - rollouts).abs().max()) <= NEAR:
             logits = _joint_step(problem, logits)
         else:
             rollouts = torch.lerp(rollouts, own, mixing)
             logits = _fixed_step(problem, _fixed_step(problem, logits, rollouts), rollouts)
-        logits = _close(problem, logits)
+        if refresh > SETTLED:
+            logits = _close(problem, logits)
         found = residual(problem, logits)
         if found <= TOLERANCE:
             return Optimum(logits, found, refresh)
