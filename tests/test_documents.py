@@ -135,7 +135,7 @@ def test_deviations_are_numbered_without_a_gap() -> None:
 
 
 def test_links_inside_the_repository_lead_somewhere() -> None:
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "dev").glob("*.md")]:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dev").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
