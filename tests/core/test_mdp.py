@@ -209,6 +209,8 @@ def test_other_wrong_arguments_are_refused() -> None:
         ValueError, match=re.escape("`completion` must not hold <eos> (id 5): it is added. Got (1, 5).")
     ):
         Trajectory.demonstration(SPACE, (4,), (1, EOS))
+    with pytest.raises(ValueError, match=re.escape("`end` must be <eos> (id 5): it ends the trajectory. Got end=2.")):
+        Trajectory.demonstration(SPACE, (4,), (1,), end=2)
     with pytest.raises(
         ValueError, match=re.escape("`max_nodes` must leave room for the prompt and <eos>: at least 3 here.")
     ):

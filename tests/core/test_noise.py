@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 
 import pytest
 import torch
@@ -61,6 +62,18 @@ def test_replaying_noised_data_ends_in_the_clean_sentence(
         if a == e and a != BK and not s.absorbing
     ]
     assert tuple(kept) == clean.chosen
+
+
+@every_source
+def test_a_noised_trajectory_passes_all_checks_of_one_that_is_made_anew(
+    source: NoiseSource, generator: torch.Generator
+) -> None:
+    noised = add_noise(LONG, 0.3, source, generator, burst=3)
+    again = Trajectory(*(getattr(noised, field.name) for field in fields(noised)))
+    assert (again, hash(again)) == (noised, hash(noised))
+    for name in ("initial", "chosen", "executed", "policy_chosen"):
+        assert {type(entry) for entry in getattr(noised, name)} <= {int, bool}
+        assert type(getattr(noised, name)) is tuple
 
 
 @every_source
@@ -260,6 +273,12 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
         token_noise(SPACE, [1, EOS])
     with pytest.raises(ValueError, match=re.escape("`tokens` must hold token ids in [0, 6); <bkspc> can't be noise.")):
         token_noise(SPACE, [1, BK])
+    for bad, ids in ((EOS, "5 to 5"), (BK, "6 to 6"), (-1, "-1 to -1")):
+        with pytest.raises(
+            ValueError,
+            match=re.escape("`source` must draw token ids in [0, 6) that end no sequence") + f".* from {ids}",
+        ):
+            add_noise(LONG, 0.5, lambda steps, *_, bad=bad: [bad] * len(steps), generator)  # type: ignore[misc]
     with pytest.raises(ValueError, match=re.escape("`ends` must hold at least 1 besides <eos>, <bos> and padding")):
         burst_end_noise(SPACE, source, [EOS])
     with pytest.raises(ValueError, match=re.escape("`ends` must hold token ids in [0, 6); <bkspc> can't be noise.")):

@@ -135,8 +135,10 @@ class Trajectory:
             _check_tokens("completion", completion, space)
         if not space.ends.isdisjoint(completion):
             raise ValueError(f"`completion` must not hold {_names(space)}: it is added. Got {_shorten(completion)}.")
-        actions = (*completion, space.eos if end is None else end)
-        return cls(space, prompt, actions, actions, (False,) * len(actions))
+        if end is not None and end not in space.ends:
+            raise ValueError(f"`end` must be {_names(space)}: it ends the trajectory. Got end={end}.")
+        actions = (*completion, space.eos if end is None else operator.index(end))
+        return cls._unchecked(space, prompt, actions, actions, (False,) * len(actions), 1)
 
     @classmethod
     def rollout(cls, space: ActionSpace, prompt: Iterable[int], actions: Iterable[int], floor: int = 1) -> "Trajectory":
@@ -150,6 +152,23 @@ class Trajectory:
             )
         last = actions[-1] if actions[-1] in space.ends else space.eos
         return cls(space, prompt, actions, (*actions[:-1], last), (True,) * len(actions), floor)
+
+    @classmethod
+    def _unchecked(
+        cls,
+        space: ActionSpace,
+        initial: tuple[int, ...],
+        chosen: tuple[int, ...],
+        executed: tuple[int, ...],
+        policy_chosen: tuple[bool, ...],
+        floor: int,
+    ) -> "Trajectory":
+        """A trajectory that is valid by construction. Checks would take most of the time that noise takes."""
+        made = object.__new__(cls)
+        made.__dict__.update(
+            space=space, initial=initial, chosen=chosen, executed=executed, policy_chosen=policy_chosen, floor=floor
+        )
+        return made
 
     def __len__(self) -> int:
         """T, the number of decisions."""

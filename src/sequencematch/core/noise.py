@@ -32,8 +32,8 @@ def burst_end_noise(
 ) -> NoiseSource:
     """Noise of `source`, but half of all bursts end in a token of `ends`: w_k ~ ½ source + ½ uniform over `ends`.
 
-    The paper has neither bursts nor such ends; they are knowledge of a task. An example: in a path through a graph every right
-    answer ends in the goal, so a policy that jumps to the goal from a wrong node is never contradicted by other noise.
+    The paper pushes one token at random (§4.2); such ends are knowledge of a task. An example: in a path through a graph
+    every right answer ends in the goal, so other noise never contradicts a policy that jumps to the goal from a wrong node.
     The last token of a burst is never the right one: where `ends` holds no other, the burst keeps that of `source`.
     `exclude_right=False` allows the right one.
     """
@@ -103,6 +103,11 @@ def add_noise(
         steps += [t] * length
         rights += [right[t]] + [bkspc] * (length - 1)
     wrong = source(steps, rights, generator)
+    if min(wrong) < 0 or max(wrong) >= bkspc or not trajectory.space.ends.isdisjoint(wrong):
+        raise ValueError(
+            f"`source` must draw token ids in [0, {bkspc}) that end no sequence: they are pushed and deleted again. "
+            f"Got ids from {min(wrong)} to {max(wrong)}."
+        )
 
     chosen: list[int] = []
     executed: list[int] = []
@@ -117,7 +122,7 @@ def add_noise(
         policy_chosen += trajectory.policy_chosen[begin:t]
         policy_chosen += [False] * (2 * length)
         begin, drawn = t, drawn + length
-    return Trajectory(
+    return Trajectory._unchecked(
         trajectory.space,
         trajectory.initial,
         (*chosen, *right[begin:]),
