@@ -236,6 +236,49 @@ def test_without_rollouts_they_are_taken_to_start_where_data_does(generator: tor
     torch.testing.assert_close(rolled.loss, alone.loss)
 
 
+@pytest.mark.parametrize("generator", [0, 1, 2], indirect=True)
+@pytest.mark.parametrize(("alpha", "gamma"), [(1.0, 0.9), (0.01, 0.998)])
+def test_of_rollouts_from_prompts_of_their_own_only_the_penalty_counts(
+    generator: torch.Generator, alpha: float, gamma: float
+) -> None:
+    """The oracle writes D as ½ Σ V(s₀) over data. Other first values of the rollouts change nothing; by default they do."""
+    data, model = random_raw(generator, [3, 1, 7]), random_raw(generator, [5, 2])
+    ours, theirs = scores(data), scores(model)
+    got = sequencematch_loss(ours, theirs, alpha=alpha, gamma=gamma, model_starts_from_data=False)
+    expected = equations.sequencematch_terms(data, model, "chi2_mixture", alpha, gamma, own_prompts=True)
+    for term in TERMS:
+        assert float(getattr(got, term)) == pytest.approx(expected[term], rel=1e-11, abs=1e-13), term
+    value = theirs.value.clone()
+    value[:, 0] += 3
+    shifted = Scores(theirs.action_logit, value, theirs.length, theirs.policy_chosen)
+    again = sequencematch_loss(ours, shifted, alpha=alpha, gamma=gamma, model_starts_from_data=False)
+    assert float(again.loss) == float(got.loss)
+    by_default = [float(sequencematch_loss(ours, m, alpha=alpha, gamma=gamma).loss) for m in (theirs, shifted)]
+    assert by_default[1] - by_default[0] == pytest.approx(1.5 * 3 / 11)  # w · 2 rollouts · ½ · 3 over N = 11
+
+
+def test_a_value_sum_on_prompts_of_their_own_would_pull_v_apart() -> None:
+    """All rewards 0, then V + c everywhere: r and (1 − γ)V become (1 − γ)c, and a sum over all time is (1 − γ)c²·….
+
+    On the rollout D + E = c/2 + α(1 − γ)c²/4 is least at c = −1/(α(1 − γ)), on data A + C − B is greatest at its opposite.
+    With D = B both are best at c = 0.
+    """
+    alpha, gamma = 0.1, 0.9
+    best = 1 / (alpha * (1 - gamma))
+
+    def slopes(on_data: float, on_rollouts: float, **options: bool) -> list[float]:
+        shifts = [torch.tensor(c, dtype=torch.float64, requires_grad=True) for c in (on_data, on_rollouts)]
+        flat = torch.zeros(1, 4, dtype=torch.float64)
+        length, chosen = torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool)
+        data, model = (Scores(flat[:, :3] + c, flat + c, length, chosen) for c in shifts)
+        loss = sequencematch_loss(data, model, alpha=alpha, gamma=gamma, **options).loss
+        return [float(slope) for slope in torch.autograd.grad(loss, shifts)]
+
+    assert slopes(best, -best) == pytest.approx([0, 0], abs=1e-12)
+    assert slopes(0.0, 0.0) == pytest.approx([-1 / 6, 1 / 6])  # ∓½ over N = 3
+    assert slopes(0.0, 0.0, model_starts_from_data=False) == pytest.approx([0, 0], abs=1e-12)
+
+
 def test_the_on_policy_term_leaves_out_what_the_policy_did_not_choose(generator: torch.Generator) -> None:
     """A prompt counted as decisions is penalised nowhere: E with it equals γ^prompt times E without it."""
     gamma, prompt = 0.9, 3
@@ -397,6 +440,10 @@ def test_other_wrong_arguments_are_refused(generator: torch.Generator) -> None:
         sequencematch_loss(data, None, alpha=0.1, gamma=0.9)
     with pytest.raises(ValueError, match=re.escape("`model_weight` would be ignored: without rollouts D = B.")):
         sequencematch_loss(data, None, divergence=CHI2, alpha=0.1, gamma=0.9, model_weight=3.0)
+    with pytest.raises(
+        ValueError, match=re.escape("`model_starts_from_data` would be ignored: without rollouts D = B. Got False")
+    ):
+        sequencematch_loss(data, None, divergence=CHI2, alpha=0.1, gamma=0.9, model_starts_from_data=False)
     for items in (0, -3.0):
         message = f"`num_items` must be positive: it is the number of scored decisions. Got {items}."
         with pytest.raises(ValueError, match=re.escape(message)):

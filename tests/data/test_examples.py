@@ -83,6 +83,29 @@ def test_noise_ends_are_optional_and_read_like_noise_tokens() -> None:
         read({**row, "noise_ends": ["xy"]}, needs_noise=True)
 
 
+def test_rows_that_rollouts_start_from_need_no_completion_and_do_not_read_it() -> None:
+    expected = Example(ids("ca"), (), is_text=False)
+    for row in (
+        {"prompt": "ca"},
+        {"prompt": "ca", "completion": "t" * 100},  # longer than the context
+        {"prompt": "ca", "completion": None},
+        {"input_ids": list(ids("cat.")), "completion_mask": [0, 0, 1, 1]},
+    ):
+        assert read(row, prompts_only=True) == expected
+    assert read({"text": "cat."}, prompts_only=True) == read({"text": "cat."})  # a prefix of it is taken
+    chat = [{"role": "user", "content": "hi"}]
+    answered = {"messages": [*chat, {"role": "assistant", "content": "oh"}]}
+    prompt = Example((*ids("u:hi"), EOS, *ids(";a:")), (), is_text=False)
+    assert replace(read(answered, template=True, prompts_only=True), end=None) == prompt
+    assert read({"prompt": chat}, template=True, prompts_only=True) == prompt
+    with pytest.raises(
+        ValueError, match=r"must have the columns `text`, `prompt`, `messages`, or `input_ids`. Got 'x'."
+    ):
+        read({"x": "ca"}, prompts_only=True)
+    with pytest.raises(ValueError, match="must have the columns `text`, `prompt` and `completion`, `messages`, or"):
+        read({"prompt": "ca"})
+
+
 def test_eos_inside_what_is_learnt_is_refused() -> None:
     with pytest.raises(ValueError, match="must not hold an end token such as <eos>"):
         read({"input_ids": [5, 6, EOS, 7]})

@@ -142,7 +142,12 @@ class Killer(TrainerCallback):
 
 
 def trainer(
-    folder: Path, record: Path, dataset: Any = None, peft_config: Any = None, **changes: Any
+    folder: Path,
+    record: Path,
+    dataset: Any = None,
+    peft_config: Any = None,
+    rollout_dataset: Any = None,
+    **changes: Any,
 ) -> tuple[RecordedTrainer, list[dict[str, Any]]]:
     """A fresh trainer in a folder, and the list that its steps are recorded in."""
     records: list[dict[str, Any]] = []
@@ -154,6 +159,7 @@ def trainer(
         eval_dataset=ROWS[:5],
         callbacks=[recorder],
         peft_config=peft_config,
+        rollout_dataset=rollout_dataset,
     )
     recorder.trainer = made
     return made, records

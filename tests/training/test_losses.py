@@ -15,6 +15,7 @@ from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
 from sequencematch.training import step as step_module
 from sequencematch.training.step import encode_batch
+from tests.data.test_examples import ids
 from tests.oracles import equations
 from tests.training.tiny_run import policy as tiny_policy
 from tests.training.tiny_run import trainer
@@ -135,6 +136,24 @@ def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
     check_step(
         policy, BC_WEIGHT * equations.negative_log_likelihood(ours) + (1 - BC_WEIGHT) * terms["loss"], logged, gradients
     )
+
+
+def test_a_step_with_prompts_of_their_own_for_rollouts_equals_the_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E from rollouts that start at x, y or z, and D of the data; with D of the rollouts it would be another loss."""
+    prompts = [{"prompt": letter} for letter in "xyz"]
+    policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, noise_rate=0.4, rollout_dataset=prompts)
+    data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
+    model = [t for batch in batches for t in batch if any(t.policy_chosen)]
+    assert (len(data), len(model)) == (6, 6)
+    assert {t.initial for t in model} <= {ids(letter) for letter in "xyz"}
+    ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
+    cloning = BC_WEIGHT * equations.negative_log_likelihood(ours)
+    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA, own_prompts=True)
+    check_step(policy, cloning + (1 - BC_WEIGHT) * terms["loss"], logged, gradients)
+    other = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA)
+    assert abs(float((other["loss"] - terms["loss"]).detach())) > 1e-3
 
 
 def test_a_step_in_several_forward_passes_equals_the_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

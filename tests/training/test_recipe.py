@@ -176,6 +176,18 @@ def test_a_missing_package_is_named_with_what_to_install(
         read_recipe(write(tmp_path, model, peft={}, quantization="4bit"))
 
 
+def test_rollouts_may_have_prompts_of_their_own(tmp_path: Path, model: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "x"}\n{"prompt": "yz"}\n')
+    path = write(tmp_path, model, rollout_dataset=str(prompts))
+    assert "# rollout_dataset: 2 rows, prompts of up to 2 tokens, completions of up to 0" in summary(read_recipe(path))
+    trained = run(read_recipe(path))
+    assert {len(e.trajectory.initial) for e in trained.on_policy.buffer.rollouts} <= {1, 2}
+    assert trained.has_own_prompts
+    with pytest.raises(ValueError, match="`rollout_dataset` would be ignored: objective 'bc'"):
+        read_recipe(path, ["--objective", "bc"])
+
+
 # The examples.
 
 

@@ -333,6 +333,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "noise_of_the_model": {"noise_source": "model"},
     "packing": {"packing": True},
     "offset_head_apart": {"offset_lr_multiplier": 20.0},
+    "prompts_of_their_own": {"rollout_dataset": [{"prompt": f"{letter} "} for letter in "abcdefg"]},
 }
 
 

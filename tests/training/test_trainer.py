@@ -399,6 +399,28 @@ def test_a_term_is_averaged_over_the_steps_that_had_it(tmp_path: Path) -> None:
     assert whole.state.log_history[0]["objective"] == pytest.approx(sum(objective) / 4, rel=1e-5)
 
 
+def test_prompts_of_rollouts_may_come_from_another_dataset_without_answers(tmp_path: Path) -> None:
+    run = trainer(tmp_path, rollout_dataset=[{"prompt": "x"}, {"prompt": "yz"}], max_steps=6, replay_reuse=1)
+    run.train()
+    assert {e.trajectory.initial for e in run.on_policy.buffer.rollouts} == {ids("x"), ids("yz")}
+    assert {e.right for e in run.on_policy.buffer.rollouts} == {None}
+    line = run.state.log_history[0]
+    assert line["objective/model_value"] == pytest.approx(line["objective/data_value"])
+    plain = trainer(tmp_path / "plain")
+    plain.train()
+    assert plain.state.log_history[0]["objective/model_value"] != line["objective/model_value"]
+    for changes, named in (
+        ({"objective": "bc"}, "'bc'"),
+        ({"divergence": "js"}, "'sequencematch' with divergence 'js'"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"`rollout_dataset` would be ignored: objective {named}.* makes no rollouts"
+        ):
+            trainer(tmp_path / "refused", rollout_dataset=[{"prompt": "x"}], **changes)
+    with pytest.raises(ValueError, match=r"Row 0 of the dataset must have the columns `text`, `prompt`, `messages`"):
+        trainer(tmp_path / "refused", rollout_dataset=[{"completion": "x"}])
+
+
 def test_settings_of_rollouts_and_noise_reach_them(tmp_path: Path) -> None:
     prompts = [{"prompt": "abc", "completion": "def"}] * 4
     run = trainer(tmp_path, dataset=prompts, protect_prompt=True, temperature=0.7, noise_burst=2, noise_rate=1.0)

@@ -43,10 +43,13 @@ def config(folder: Path, **changes: Any) -> SequenceMatchConfig:
     return SequenceMatchConfig(**(values | changes))
 
 
-def trainer(folder: Path, model: Any = None, dataset: Any = None, **changes: Any) -> SequenceMatchTrainer:
+def trainer(
+    folder: Path, model: Any = None, dataset: Any = None, rollout_dataset: Any = None, **changes: Any
+) -> SequenceMatchTrainer:
     """A trainer on `rows`, unless others are given."""
     return SequenceMatchTrainer(
         model=policy() if model is None else model,
         args=config(folder, **changes),
         train_dataset=rows() if dataset is None else dataset,
+        rollout_dataset=rollout_dataset,
     )

@@ -150,6 +150,7 @@ def sequencematch_loss(
     gamma: float,
     num_items: float | Tensor | None = None,
     model_weight: float | Tensor | None = None,
+    model_starts_from_data: bool = True,
 ) -> SequenceMatchLoss:
     """−Ĵ with Ĵ = [Σ_data (A + C − B) − w Σ_model (D + E)] / N   (Eq. 4).
 
@@ -157,6 +158,11 @@ def sequencematch_loss(
     of its data trajectories divided by the number of its rollouts. Both default to this batch's values; pass them if a step
     spans several batches or devices. `model=None` assumes that rollouts start from the same states as data. Then D = B, and a
     divergence without an on-policy term needs no rollouts.
+
+    With `model_starts_from_data=False` rollouts have prompts of their own, and only E is taken from them:
+    Ĵ = [Σ_data (A + C − B − D) − w Σ_model E] / N, where D = B. D telescopes to ½ V(u₀) whatever the policy does, so it is known
+    for the data's prompts without a rollout from them. D on other prompts would pull V apart: the best constant shift of V is
+    −1/(α(1−γ)) on such rollouts and 1/(α(1−γ)) on data, 50,000 at α = 0.01 and γ = 0.998.
     """
     check_gamma(gamma)
     if not isinstance(divergence, Divergence):
@@ -170,6 +176,8 @@ def sequencematch_loss(
         raise ValueError(
             f"`model_weight` would be ignored: without rollouts D = B. Got model_weight={model_weight}, model=None."
         )
+    if model is None and not model_starts_from_data:
+        raise ValueError("`model_starts_from_data` would be ignored: without rollouts D = B. Got False, model=None.")
     num_items = _denominator(data, num_items)
     if model_weight is None:
         model_weight = 1.0 if model is None else len(data.length) / len(model.length)
@@ -178,7 +186,7 @@ def sequencematch_loss(
     a = data_reward(data, divergence, alpha, gamma).sum() / num_items
     c = data_tail(data, divergence, alpha, gamma).sum() / num_items
     b = value_difference(data, gamma).sum() / num_items
-    d = model_weight * value_difference(rollouts, gamma).sum() / num_items
+    d = model_weight * value_difference(rollouts, gamma).sum() / num_items if model_starts_from_data else b
     e = model_weight * model_penalty(rollouts, divergence, alpha, gamma).sum() / num_items
     return SequenceMatchLoss(
         loss=-(a + c - b - d - e), data_reward=a, data_tail=c, data_value=b, model_value=d, model_penalty=e

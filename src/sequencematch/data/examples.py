@@ -42,7 +42,7 @@ class Reader:
     or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` are
     needed with `needs_noise` and not read otherwise: ids, or tokens as the tokenizer spells them. So are `noise_ends` beside
     them, which are optional. `ends` are the tokens that end a sequence, `<eos>` and others.
-    `truncation` is the setting of `SequenceMatchConfig`.
+    `truncation` is the setting of `SequenceMatchConfig`. With `prompts_only` a completion is not needed and not read.
     """
 
     tokenizer: Any
@@ -51,20 +51,26 @@ class Reader:
     truncation: bool | None = None
     needs_noise: bool = False
     scores_prompt: bool = False
+    prompts_only: bool = False
 
     def __call__(self, row: Any) -> Example:
         """Read one row."""
         if not isinstance(row, Mapping):
             raise ValueError(f"must be a dict. Got {type(row).__name__}.")
-        found = next((name for name in _FORMATS if name in row and (name != "prompt" or "completion" in row)), None)
+        formats, pair = _FORMATS, ("prompt", "completion")
+        if self.prompts_only:
+            formats, pair = {**_FORMATS, "prompt": _from_prompt}, ("prompt",)
+        found = next((name for name in formats if name in row and (name != "prompt" or set(pair) <= set(row))), None)
         if found is None:
             raise ValueError(
-                "must have the columns `text`, `prompt` and `completion`, `messages`, or `input_ids`. "
+                f"must have the columns `text`, {' and '.join(f'`{name}`' for name in pair)}, `messages`, or `input_ids`. "
                 f"Got {', '.join(map(repr, row)) or 'none'}."
             )
         if found != "input_ids" and self.tokenizer is None:
             raise ValueError(f"`{found}` needs a tokenizer: pass `processing_class`, or a row of `input_ids`.")
-        example = _FORMATS[found](row, self.tokenizer, self.ends)
+        example = formats[found](row, self.tokenizer, self.ends)
+        if self.prompts_only and not example.is_text:
+            example = replace(example, completion=())
         if example.completion and example.completion[-1] in self.ends:
             example = replace(example, completion=example.completion[:-1], end=example.completion[-1])
         scored = example.prompt[1:] + example.completion if self.scores_prompt else example.completion
@@ -192,12 +198,25 @@ def _from_text(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -
     return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
 
 
+def _from_prompt(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
+    prompt = row["prompt"]
+    if not isinstance(prompt, str):
+        tokens = tokenizer(chat_prompt(prompt, tokenizer), add_special_tokens=False)["input_ids"]
+        return Example(tuple(tokens), (), is_text=False)
+    return Example(tuple(_prompt_tokens(prompt, tokenizer)), (), is_text=False)
+
+
+def _prompt_tokens(prompt: str, tokenizer: Any) -> list[int]:
+    """A prompt's tokens, without the `<eos>` that some tokenizers add."""
+    tokens = _tokenize(prompt, tokenizer, "prompt")
+    return tokens[:-1] if tokens[-1] == tokenizer.eos_token_id else tokens
+
+
 def _from_pair(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:
     prompt, completion = row["prompt"], row["completion"]
     if not isinstance(prompt, str):
         return _from_messages({"messages": [*prompt, *completion]}, tokenizer, ends, last=len(completion))
-    before = _tokenize(prompt, tokenizer, "prompt")
-    before = before[:-1] if before[-1] == tokenizer.eos_token_id else before
+    before = _prompt_tokens(prompt, tokenizer)
     if not isinstance(completion, str):
         raise ValueError(f"must have a `completion` of the kind of its `prompt`. Got {type(completion).__name__}.")
     whole = _tokenize(prompt + completion, tokenizer, "prompt")

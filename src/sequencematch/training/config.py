@@ -289,6 +289,14 @@ class SequenceMatchConfig(TrainingArguments):
         progress = min(1.0, (step - self.bc_steps) / self.bc_anneal_steps) if self.bc_anneal_steps else 1.0
         return 1.0 - (1.0 - self.bc_weight_final) * progress
 
+    def check_rollout_dataset(self) -> None:
+        """Refuse prompts of rollouts where no rollouts are made."""
+        if not self.needs_rollouts:
+            raise ValueError(
+                f"`rollout_dataset` would be ignored: objective {self.objective!r} with divergence {self.divergence!r} makes no "
+                f"rollouts. Leave it out, or use objective 'sequencematch' with divergence 'chi2_mixture'."
+            )
+
     def own_values(self) -> dict[str, Any]:
         """The fields that `TrainingArguments` doesn't have, and the seed: together they identify a run.
 

@@ -1,6 +1,7 @@
 """A run's model, tokenizer and rows as a caller may give them → policy, ends, reader."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ def reader(args: SequenceMatchConfig, tokenizer: Any, ends: frozenset[int]) -> R
     """The reader of a run's rows, with prompts left out of the loss."""
     needs_noise = args.noise_source == "tokens" and bool(args.noise_rate)
     return Reader(tokenizer, ends, args.max_length, args.truncation, needs_noise)
+
+
+def prompt_reader(read: Reader) -> Reader:
+    """The reader of rows that only rollouts start from: completions and noise are not read, and text gives a prefix."""
+    return replace(read, truncation=True, needs_noise=False, prompts_only=True)
 
 
 def as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchConfig) -> Policy:

@@ -44,13 +44,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Weights:
-    """The numbers in a loss: φ, α and γ of Eq. 4, β_BC at this step, and the weight of unlikelihood beside likelihood."""
+    """The numbers in a loss: φ, α and γ of Eq. 4, β_BC at this step, and the weight of unlikelihood beside likelihood.
+
+    `model_starts_from_data` says whether rollouts start from the data's prompts; if not, D is the data's.
+    """
 
     divergence: Divergence
     alpha: float
     gamma: float
     bc_weight: float = 1.0
     unlikelihood_weight: float = 1.0
+    model_starts_from_data: bool = True
 
 
 #: (model, batch, weights) → this batch's share of the step's loss, and its signals.
@@ -87,6 +91,7 @@ def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Ten
         gamma=weights.gamma,
         num_items=batch.num_items,
         model_weight=batch.model_weight,
+        model_starts_from_data=weights.model_starts_from_data,
     )
     signals |= {
         "loss/sequencematch": Signal.total(result.loss),

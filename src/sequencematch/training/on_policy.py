@@ -35,11 +35,15 @@ class OnPolicy:
         accelerator: Accelerator,
         *,
         scores_prompt: bool,
+        has_answers: bool,
         show: Show,
     ) -> None:
-        """Start with an empty buffer. `show` is called with new rollouts if they are logged."""
+        """Start with an empty buffer. `show` is called with new rollouts if they are logged.
+
+        `has_answers` says whether the examples' completions are known.
+        """
         self.args, self.examples, self.source, self.accelerator = args, examples, source, accelerator
-        self.scores_prompt, self.show = scores_prompt, show
+        self.scores_prompt, self.has_answers, self.show = scores_prompt, has_answers, show
         self.forget()
 
     def forget(self) -> None:
@@ -97,9 +101,11 @@ class OnPolicy:
             made = self.source.collect(Request(prompts[begin:end], first + begin))
         made = [
             Experience(
-                as_stored(e.trajectory, args.max_length, self.scores_prompt), e.version, is_right(e.trajectory, of)
+                as_stored(e.trajectory, args.max_length, self.scores_prompt),
+                e.version,
+                is_right(e.trajectory, example) if self.has_answers else None,
             )
-            for e, of in zip(made, examples[begin:end], strict=True)
+            for e, example in zip(made, examples[begin:end], strict=True)
         ]
         if processes == 1:
             return made

@@ -18,7 +18,7 @@ from sequencematch.extras import require
 from sequencematch.policy import storage
 from sequencematch.training import checkpoints
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
-from sequencematch.training.inputs import ends_of, reader
+from sequencematch.training.inputs import ends_of, prompt_reader, reader
 from sequencematch.training.trainer import SequenceMatchTrainer
 
 #: Dtypes of the weights; auto: as saved.
@@ -61,6 +61,13 @@ class Recipe:
         default=None, metadata={"help": "Held-out data, given like dataset. Needs eval_strategy: steps or epoch."}
     )
     eval_split: str | None = field(default=None, metadata={"help": "Which split of it, on the hub. Default: test."})
+    rollout_dataset: str | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts that rollouts start from instead of dataset's, given like dataset; completions are not needed. "
+            "Only the on-policy term E is taken from them. Not in the paper."
+        },
+    )
     peft: dict[str, Any] | None = field(
         default=None, metadata={"help": "Train an adapter: the fields of peft.LoraConfig, as a mapping."}
     )
@@ -84,6 +91,8 @@ class Recipe:
             require("bitsandbytes", "quantized", "`quantization`")
             if self.peft is None and not (Path(self.model) / "adapter_config.json").is_file():
                 raise ValueError("`quantization` needs an adapter: weights in 4 bits can't be trained. Add `peft`.")
+        if self.rollout_dataset is not None:
+            self.config.check_rollout_dataset()
         evaluates = self.config.eval_strategy != "no"
         if self.eval_dataset is not None and not evaluates:
             raise ValueError("`eval_dataset` would be ignored. Say when to use it, as in `eval_strategy: epoch`.")
@@ -110,6 +119,10 @@ class Recipe:
             return rows, None
         config = self.dataset_config if self.eval_dataset == self.dataset else None
         return rows, read_rows("eval_dataset", self.eval_dataset, config, self.eval_split or "test")
+
+    def rollout_rows(self) -> Any:
+        """The prompts that rollouts start from, or None for those of the data."""
+        return None if self.rollout_dataset is None else read_rows("rollout_dataset", self.rollout_dataset)
 
     def peft_config(self) -> Any:
         """The adapter to put on the model, or None."""
@@ -175,9 +188,12 @@ def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
             f"`--resume`, or choose another folder."
         )
     rows, held_out = recipe.rows()
+    prompts = recipe.rollout_rows()
     config.model_init_kwargs = recipe.load_options()
     try:
-        trainer = SequenceMatchTrainer(recipe.model, config, rows, held_out, peft_config=recipe.peft_config())
+        trainer = SequenceMatchTrainer(
+            recipe.model, config, rows, held_out, peft_config=recipe.peft_config(), rollout_dataset=prompts
+        )
     except OSError as error:
         raise _no_model(recipe, error) from error
     trainer.train(resume_from_checkpoint=True if found and resume else None)
@@ -197,6 +213,9 @@ def summary(recipe: Recipe) -> str:
         raise _no_model(recipe, error) from error
     read = reader(config, tokenizer, ends_of(recipe.model, tokenizer))
     sizes = [f"# {name}: {_size(as_examples(found, read, name))}" for name, found in rows.items()]
+    if (prompts := recipe.rollout_rows()) is not None:
+        name = "rollout_dataset"
+        sizes.append(f"# {name}: {_size(as_examples(prompts, prompt_reader(read), name))}")
     plain = SequenceMatchConfig(output_dir=config.output_dir, use_cpu=config.use_cpu)
     changed = [f.name for f in fields(config) if f.init and getattr(config, f.name) != getattr(plain, f.name)]
     values = {name: getattr(recipe, name) for name in _OWN if getattr(recipe, name) is not None}

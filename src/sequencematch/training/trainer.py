@@ -28,7 +28,15 @@ from sequencematch.training.callbacks import NonFiniteError, ProgressLines, Stop
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.inputs import as_policy, ends_of, name_of, only_completions, reader, tokenizer_of
+from sequencematch.training.inputs import (
+    as_policy,
+    ends_of,
+    name_of,
+    only_completions,
+    prompt_reader,
+    reader,
+    tokenizer_of,
+)
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import clip, partition, split_off
@@ -44,7 +52,9 @@ class SequenceMatchTrainer(Trainer):
     """Fine-tune a causal language model with `<bkspc>`, or with one of the paper's baselines   (Alg. 1).
 
     Datasets have the formats of TRL; see `data.examples.Reader`. `rollouts` says where the policy's own trajectories come from:
-    by default it makes them itself between two steps.
+    by default it makes them itself between two steps. They start from the prompts of `rollout_dataset`, if it is given, whose
+    rows need no completion, and else from those of `train_dataset`. From prompts of its own only the on-policy term E is taken,
+    and D is that of the data (see `core.sequencematch_loss`).
     """
 
     args: SequenceMatchConfig
@@ -61,6 +71,7 @@ class SequenceMatchTrainer(Trainer):
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
         peft_config: Any = None,
         rollouts: RolloutSource | None = None,
+        rollout_dataset: Any = None,
     ) -> None:
         """As TRL's trainers: `model` is a name, a folder, a Hugging Face or PEFT model, or a `Policy`."""
         args = SequenceMatchConfig() if args is None else args
@@ -77,6 +88,8 @@ class SequenceMatchTrainer(Trainer):
                 f"{args.offset_lr_multiplier}; leave it out, or give the offset head a group of its own in your optimizer "
                 f"(`policy.backspace.offset_parameters()`)."
             )
+        if rollout_dataset is not None:
+            args.check_rollout_dataset()
         self.identity = {"model": name_of(model), **args.own_values()}
         checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
         tokenizer = processing_class or tokenizer_of(model, args)
@@ -93,6 +106,10 @@ class SequenceMatchTrainer(Trainer):
             eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
         elif eval_dataset is not None:
             eval_dataset = as_examples(eval_dataset, read, "eval_dataset")
+        self.has_own_prompts = rollout_dataset is not None
+        prompts = (
+            as_examples(rollout_dataset, prompt_reader(read), "rollout_dataset") if self.has_own_prompts else examples
+        )
         set_seed(args.seed)  # a new adapter and the offset head are drawn at random
         policy = as_policy(model, tokenizer, peft_config, args)
         if args.max_length > policy.max_positions:
@@ -130,10 +147,11 @@ class SequenceMatchTrainer(Trainer):
         self.model_accepts_loss_kwargs = True  # the loss is divided by the items of the whole step already
         self.on_policy = OnPolicy(
             args,
-            examples,
+            prompts,
             rollouts or InlineRollouts(),
             self.accelerator,
             scores_prompt=read.scores_prompt,
+            has_answers=not self.has_own_prompts,
             show=lambda trajectories, step: self.progress.show(self.model, trajectories, step),
         )
         for default in (ProgressCallback, PrinterCallback):
@@ -272,7 +290,14 @@ class SequenceMatchTrainer(Trainer):
     def _weights(self) -> Weights:
         args = self.args
         bc_weight = args.bc_weight(self.state.global_step)
-        return Weights(args.divergence_value, args.alpha, args.gamma, bc_weight, args.unlikelihood_weight)
+        return Weights(
+            args.divergence_value,
+            args.alpha,
+            args.gamma,
+            bc_weight,
+            args.unlikelihood_weight,
+            model_starts_from_data=not self.has_own_prompts,
+        )
 
     def _data(self, batch: dict[str, Any]) -> list[Trajectory]:
         """A batch's trajectories as collated; noise from the model is added here, since the collator has no model."""
