@@ -278,7 +278,7 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
             ValueError,
             match=re.escape("`source` must draw token ids in [0, 6) that end no sequence") + f".* from {ids}",
         ):
-            add_noise(LONG, 0.5, lambda steps, *_, bad=bad: [bad] * len(steps), generator)  # type: ignore[misc]
+            add_noise(LONG, 0.5, lambda steps, *_, bad=bad: [bad] * len(steps), generator)
     with pytest.raises(ValueError, match=re.escape("`ends` must hold at least 1 besides <eos>, <bos> and padding")):
         burst_end_noise(SPACE, source, [EOS])
     with pytest.raises(ValueError, match=re.escape("`ends` must hold token ids in [0, 6); <bkspc> can't be noise.")):

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -266,7 +267,7 @@ def test_a_value_sum_on_prompts_of_their_own_would_pull_v_apart() -> None:
     alpha, gamma = 0.1, 0.9
     best = 1 / (alpha * (1 - gamma))
 
-    def slopes(on_data: float, on_rollouts: float, **options: bool) -> list[float]:
+    def slopes(on_data: float, on_rollouts: float, **options: Any) -> list[float]:
         shifts = [torch.tensor(c, dtype=torch.float64, requires_grad=True) for c in (on_data, on_rollouts)]
         flat = torch.zeros(1, 4, dtype=torch.float64)
         length, chosen = torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool)

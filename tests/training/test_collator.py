@@ -61,7 +61,8 @@ def test_noise_comes_from_the_examples_own_tokens() -> None:
 
 def test_half_of_the_bursts_end_in_the_examples_own_ends() -> None:
     """Bursts of 0 and 1 that end in 2 half of the time; in the control without ends never."""
-    example = Example(ids("c"), ids("at on a mat"), is_text=False, noise_tokens=ids("01"), noise_ends=ids("2"))
+    row = {"prompt": "c", "completion": "at on a mat", "noise_tokens": ["0", "1"], "noise_ends": ["2"]}
+    example = read(row, needs_noise=True)
     collate = Collator(SPACE, replace(LONG, max_length=512), noise_rate=1.0, noise_burst=3)
     runs = [collate.trajectory(replace(example, index=i)).executed for i in range(100)]
     pushed = [token for run in runs for token, after in itertools.pairwise(run) if after == SPACE.bkspc != token]

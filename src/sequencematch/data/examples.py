@@ -57,9 +57,8 @@ class Reader:
         """Read one row."""
         if not isinstance(row, Mapping):
             raise ValueError(f"must be a dict. Got {type(row).__name__}.")
-        formats, pair = _FORMATS, ("prompt", "completion")
-        if self.prompts_only:
-            formats, pair = {**_FORMATS, "prompt": _from_prompt}, ("prompt",)
+        formats = {**_FORMATS, "prompt": _from_prompt} if self.prompts_only else _FORMATS
+        pair = ["prompt"] if self.prompts_only else ["prompt", "completion"]
         found = next((name for name in formats if name in row and (name != "prompt" or set(pair) <= set(row))), None)
         if found is None:
             raise ValueError(
