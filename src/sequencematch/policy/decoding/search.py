@@ -53,7 +53,8 @@ class DeletedTokens:
         count = self.count[slot, below]
         self.tokens[slot, below, count % REMEMBERED] = top.to(self.tokens.dtype)
         self.count[slot, below] = count + 1
-        self.count[slot, torch.where(pushes, size + 1, 0)] = 0
+        # A tensor of zeros: a number would be copied from the host, which a CUDA graph can't do.
+        self.count[slot, torch.where(pushes, size + 1, 0)] = torch.zeros_like(size)
 
 
 def open_actions(
