@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.data.examples import Example
 from sequencematch.training.replay import Experience, ReplayBuffer
-from sequencematch.training.rollouts import is_right
+from sequencematch.training.rollouts import correction, is_right, right_action
 from tests.training.tiny_run import trainer
 
 SPACE = ActionSpace(vocab_size=100, eos=99)
@@ -133,3 +133,38 @@ def test_a_run_makes_as_many_rollouts_as_reuse_asks_for(tmp_path: Path) -> None:
     logged = run.state.log_history[-2]
     assert logged["replay/reuse"] == pytest.approx(5)
     assert logged["replay/age"] == pytest.approx(39 - sum(versions) / 20)
+
+
+def test_a_wrong_end_is_corrected_by_deleting_or_by_the_next_token() -> None:
+    """The answer is 4 5 | 6 7. A text that is no beginning of it must be deleted, one that ended early must go on."""
+    answer, bkspc, eos = Example((4, 5), (6, 7), is_text=False), SPACE.bkspc, SPACE.eos
+    for actions, action in (
+        ((6, 7, eos), None),  # right
+        ((6, 8, eos), bkspc),
+        ((6, 7, 8, eos), bkspc),
+        ((6, eos), 7),  # too early
+        ((eos,), 6),
+        ((bkspc, 9, 6, 7, eos), bkspc),  # another question
+        ((bkspc, eos), 5),
+        ((6, 8), None),  # cut: the policy did not end there
+    ):
+        made = Trajectory.rollout(SPACE, answer.prompt, actions)
+        assert right_action(made, answer) == action, actions
+        correct = correction(Experience(made, 0, right_action=action), max_length=10)
+        if action is None:
+            assert correct is None
+        else:
+            assert correct is not None
+            assert correct.initial == made.final_state.tokens[:-1]
+            assert (correct.chosen, correct.executed) == ((action,), (eos,))
+            assert correction(Experience(made, 0, right_action=action), max_length=len(correct.initial)) is None
+    assert right_action(Trajectory.rollout(SPACE, (4,), (9, eos)), Example((4,), (5,), is_text=True)) is None
+
+
+def test_a_buffer_keeps_what_was_right(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(size=3, reuse=2)
+    buffer.add([replace(rollout(i), right_action=action) for i, action in enumerate((7, None, SPACE.bkspc))])
+    buffer.save(path := tmp_path / "replay.safetensors")
+    restored = ReplayBuffer(size=3, reuse=2)
+    restored.load(path, SPACE)
+    assert [e.right_action for e in restored.rollouts] == [7, None, SPACE.bkspc]

@@ -85,6 +85,36 @@ def test_right_rollouts_are_counted_and_the_values_of_ends_are_told_apart(tmp_pa
     assert not names & {"rollouts/right", "values/rollouts/final_right", "values/rollouts/final_wrong"}
 
 
+def test_a_correction_is_one_more_decision_in_the_loss_and_in_its_denominator(tmp_path: Path) -> None:
+    """Of four rollouts one ended a letter early: its last letter is scored once more, beside every letter of the data."""
+    words = ["cat", "dog", "sun", "tree"]
+    losses = {}
+    for rate in (0.0, 1.0):
+        options = {"objective": "bc", "noise_rate": 0.0, "max_steps": 1, "correction_rate": rate, "replay_reuse": 1.0}
+        args = config(tmp_path / str(rate), learning_rate=1e-9, generation_batch_size=4, **(options))
+        run = SequenceMatchTrainer(policy(), args, rows(words), rollouts=Judged())
+        run.train()
+        losses[rate] = run.state.log_history[0]["loss"]
+        made = [e for e in run.on_policy.buffer.rollouts if e.right_action is not None]
+    (early,) = made
+    space, read = run.model.space, run.collate.read
+    data = [run.collate.clean(read({"prompt": word[0], "completion": word[1:]})) for word in words]
+    state = early.trajectory.final_state.tokens[:-1]
+    assert early.right_action == ids(next(w for w in words if ids(w[0]) == state[:1]))[len(state)]
+    extra = Trajectory(space, state, (early.right_action,), (space.eos,), (False,))
+    for rate, wanted in ((0.0, data), (1.0, [*data, extra])):
+        with torch.no_grad():
+            scores = run.model(encode_batch(wanted, None))
+        log_prob = (scores.action_logit - scores.value[:, :-1])[scores.is_step]
+        assert len(log_prob) == sum(map(len, data)) + rate
+        assert losses[rate] == pytest.approx(-float(log_prob.mean()), rel=1e-5)
+
+
+def test_corrections_need_answers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`correction_rate` needs examples with prompts and answers"):
+        trainer(tmp_path, dataset=[{"text": "cat"}], objective="bc", correction_rate=0.5)
+
+
 def test_the_logged_numbers_are_those_of_the_equations(tmp_path: Path) -> None:
     run = trainer(tmp_path, bc_weight_final=0.3, alpha=0.2, gamma=0.9)
     run.train()

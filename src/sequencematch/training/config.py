@@ -100,6 +100,14 @@ class SequenceMatchConfig(TrainingArguments):
         },
     )
 
+    correction_rate: float = field(
+        default=0.0,
+        metadata={
+            "help": "Rollouts drawn per example with objective bc; the end of each wrong one is labelled with the right action: "
+            "<bkspc>, or the next token. This is DAgger (Ross et al. 2011). Paper: none."
+        },
+    )
+
     replay_size: int = field(
         default=1000, metadata={"help": "Rollouts kept, the oldest replaced first. Paper: 1,000 (App. E)."}
     )
@@ -230,7 +238,13 @@ class SequenceMatchConfig(TrainingArguments):
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1. Got {getattr(self, name)}.")
-        for name in ("bc_steps", "bc_anneal_steps", "unlikelihood_weight", "num_completions_to_print"):
+        for name in (
+            "bc_steps",
+            "bc_anneal_steps",
+            "correction_rate",
+            "unlikelihood_weight",
+            "num_completions_to_print",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must not be negative. Got {getattr(self, name)}.")
         if not self.replay_reuse > 0:
@@ -245,7 +259,12 @@ class SequenceMatchConfig(TrainingArguments):
             )
         if self.max_length < 2:
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
-        if self.needs_rollouts and self.replay_size < self.generation_batch_size:
+        if self.correction_rate and self.objective != "bc":
+            raise ValueError(
+                f"`correction_rate` would be ignored: it is for objective 'bc'. Got {self.correction_rate} and objective "
+                f"{self.objective!r}; leave it out."
+            )
+        if (self.needs_rollouts or self.correction_rate) and self.replay_size < self.generation_batch_size:
             raise ValueError(
                 f"`replay_size` must be at least `generation_batch_size`, or rollouts are dropped unused. Got {self.replay_size} "
                 f"and {self.generation_batch_size}."

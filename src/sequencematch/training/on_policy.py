@@ -13,7 +13,7 @@ from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.replay import Experience, ReplayBuffer
-from sequencematch.training.rollouts import Request, RolloutSource, as_stored, is_right, prompt_of
+from sequencematch.training.rollouts import Request, RolloutSource, as_stored, is_right, prompt_of, right_action
 from sequencematch.training.signals import Signal, describe
 
 #: Called with new rollouts and the optimisation step that made them.
@@ -104,6 +104,7 @@ class OnPolicy:
                 as_stored(e.trajectory, args.max_length, self.scores_prompt),
                 e.version,
                 is_right(e.trajectory, example) if self.has_answers else None,
+                right_action(e.trajectory, example) if self.has_answers else None,
             )
             for e, example in zip(made, examples[begin:end], strict=True)
         ]

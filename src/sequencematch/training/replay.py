@@ -17,11 +17,13 @@ class Experience:
     """A trajectory the policy chose, and the optimisation step of the weights that chose it.
 
     `right` says whether its text ended as the example that its prompt came from; None if that example is not an answer.
+    `right_action` is the action that was right at its end, if it ended wrongly.
     """
 
     trajectory: Trajectory
     version: int
     right: bool | None = None
+    right_action: int | None = None
 
 
 class ReplayBuffer:
@@ -74,6 +76,7 @@ class ReplayBuffer:
             "counts": torch.tensor([self.made, self.drawn]),
             "version": flat([[rollout.version for rollout in self.rollouts]]),
             "right": flat([[-1 if rollout.right is None else int(rollout.right) for rollout in self.rollouts]]),
+            "right_action": flat([[-1 if r.right_action is None else r.right_action for r in self.rollouts]]),
             "floor": flat([[t.floor for t in trajectories]]),
             "prompt_length": flat([[len(t.initial) for t in trajectories]]),
             "length": flat([[len(t) for t in trajectories]]),
@@ -85,13 +88,14 @@ class ReplayBuffer:
         save_file(tensors, path)
 
     def load(self, path: Path, space: ActionSpace) -> None:
-        """Load the rollouts and counts that `save` wrote; older files don't say which rollouts are right."""
+        """Load the rollouts and counts that `save` wrote; older files don't say which rollouts are right, and what was."""
         state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
         self.made, self.drawn = state["counts"]
         self.rollouts, start, step = [], 0, 0
-        rights = state.get("right", [-1] * len(state["version"]))
-        for version, right, floor, prompt, length in zip(
-            state["version"], rights, state["floor"], state["prompt_length"], state["length"], strict=True
+        unknown = [-1] * len(state["version"])
+        rights, actions = (state.get(name, unknown) for name in ("right", "right_action"))
+        for version, right, action, floor, prompt, length in zip(
+            state["version"], rights, actions, state["floor"], state["prompt_length"], state["length"], strict=True
         ):
             decisions = slice(step, step + length)
             trajectory = Trajectory(
@@ -102,5 +106,6 @@ class ReplayBuffer:
                 tuple(map(bool, state["policy_chosen"][decisions])),
                 floor,
             )
-            self.rollouts.append(Experience(trajectory, version, None if right < 0 else bool(right)))
+            known = None if right < 0 else bool(right)
+            self.rollouts.append(Experience(trajectory, version, known, None if action < 0 else action))
             start, step = start + prompt, step + length

@@ -83,6 +83,29 @@ def is_right(trajectory: Trajectory, example: Example) -> bool | None:
     return not trajectory.truncated and trajectory.final_state.tokens[:-1] == example.prompt + example.completion
 
 
+def right_action(trajectory: Trajectory, example: Example) -> int | None:
+    """The action that was right where a rollout ended wrongly: `<bkspc>`, or the answer's next token if it ended too early.
+
+    None for a rollout that ended right, or was cut, and for plain text.
+    """
+    if example.is_text or trajectory.truncated:
+        return None
+    answer, written = example.prompt + example.completion, trajectory.final_state.tokens[:-1]
+    if written == answer:
+        return None
+    return answer[len(written)] if written == answer[: len(written)] else trajectory.space.bkspc
+
+
+def correction(experience: Experience, max_length: int) -> Trajectory | None:
+    """The end of a wrong rollout as a data trajectory of one decision: the right action there. None without one, or room."""
+    action, rollout = experience.right_action, experience.trajectory
+    state = rollout.final_state.tokens[:-1]
+    if action is None or len(state) >= max_length:
+        return None
+    # Executing <eos> ends the trajectory: nothing but the one decision is scored.
+    return Trajectory(rollout.space, state, (action,), (rollout.space.eos,), (False,))
+
+
 def as_stored(trajectory: Trajectory, max_length: int, scores_prompt: bool) -> Trajectory:
     """A rollout cut to the context; with `scores_prompt`, its prompt counts as decisions, as in the data   (§4.2)."""
     trajectory = trajectory.truncate(max_length)

@@ -41,7 +41,7 @@ from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import clip, partition, split_off
 from sequencematch.training.replay import Experience
-from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from sequencematch.training.rollouts import InlineRollouts, RolloutSource, correction
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
 
@@ -110,6 +110,8 @@ class SequenceMatchTrainer(Trainer):
         prompts = (
             as_examples(rollout_dataset, prompt_reader(read), "rollout_dataset") if self.has_own_prompts else examples
         )
+        if args.correction_rate and first.is_text:
+            raise ValueError("`correction_rate` needs examples with prompts and answers. Got plain text; leave it out.")
         set_seed(args.seed)  # a new adapter and the offset head are drawn at random
         policy = as_policy(model, tokenizer, peft_config, args)
         if args.max_length > policy.max_positions:
@@ -210,12 +212,26 @@ class SequenceMatchTrainer(Trainer):
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
             self.signals.add(signals)
             model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
+        if self.args.correction_rate:
+            num_items += self._add_corrections(data, num_data)
         batches = []
         for batch in data:
             own, model = model[: len(batch)], model[len(batch) :]
             batches.append({"parts": self._parts(batch, own, num_items)})
         self.signals.steps += 1
         return batches, num_items
+
+    def _add_corrections(self, data: list[list[Trajectory]], num_data: int) -> int:
+        """Draw rollouts and add the right action at the end of each wrong one to the data. Returns how many there are in all."""
+        drawn, signals = self.on_policy.draw(
+            max(1, round(self.args.correction_rate * num_data)), self.state.global_step
+        )
+        self.signals.add(signals)
+        found = [part for part in (correction(e, self.args.max_length) for e in drawn) if part is not None]
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        for place, batch in enumerate(data):
+            batch += found[rank::processes][place :: len(data)]
+        return len(found)
 
     def _parts(self, data: list[Trajectory], model: list[Experience], num_items: int) -> list[Batch]:
         """A batch, encoded and split so that each forward pass fits the data's node budget.
