@@ -418,8 +418,8 @@ def in_bfloat16() -> str:
         f"On an H200 in bfloat16 (`results/h200/sweep_bfloat16.json`, transformers 5.17) {len(accepted)} of {len(found)} types "
         f"were accepted. With relative errors of at most {most[0]:g} and {most[1]:g} and {most[2]:g} nats counted as rounding, "
         f"{len(within)} of them are within rounding: their largest errors are {worst[0]:.2g}, {worst[1]:.2g} and "
-        f"{worst[2]:.2g} nats. {', '.join(beyond)} exceed these limits; in float32 on the same GPU they are exact. Two of them "
-        f"choose experts by small differences, which rounding can turn.",
+        f"{worst[2]:.2g} nats. {', '.join(beyond)} exceed these limits; in float32 on the same GPU they are exact. A mixture "
+        f"of experts chooses by small differences, which rounding can turn.",
         128,
     )
 
