@@ -259,7 +259,11 @@ def test_a_replayed_graph_differs_from_the_naive_sampler_at_ties_only(model: str
             values = torch.tensor([step.value for step in oracle[row]])
             torch.testing.assert_close(result.values[row], values, atol=rounding, rtol=0)
     deletes = any(step.executed == policy.space.bkspc for steps in oracle for step in steps)
-    assert deletes or (model, setting) == ("mistral", "greedy, prompt protected")  # its weights never want to
+    never = {
+        ("mistral", "greedy, prompt protected"),
+        ("gemma3", "greedy, deleted tokens banned"),
+    }  # their weights don't
+    assert deletes or (model, setting) in never
 
 
 @pytest.mark.parametrize("setting", ["all at once", "sampled, repetition penalty", "search, repetition penalty"])

@@ -15,7 +15,7 @@ import sequencematch
 from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.decoding.choice import Choice
 from sequencematch.policy.decoding.decoder import Decoder, Limits
-from sequencematch.policy.decoding.search import REMEMBERED, DeletedTokens, action_limit, open_actions
+from sequencematch.policy.decoding.search import REMEMBERED, DeletedTokens, action_limit, keep_open
 from tests.oracles.naive_sampler import naive_rollout
 from tests.policy.test_generation import BK, EOS, Script, policy_of, ragged_prompts, with_row
 from tests.policy.tiny_models import exact_llama, llama
@@ -109,12 +109,18 @@ def test_a_first_token_that_can_not_be_remembered_stays() -> None:
 def test_open_actions_are_likely_not_deleted_and_end_at_a_leaf() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.2]]).log()  # tokens 0, 1, 2; 3 is <eos>; 4 is <bkspc>
 
-    def found(deleted: list[int], *, may_delete: bool, is_leaf: bool = False, min_p: float = 0.25) -> list[float]:
-        closed = logits.clone()
-        closed[:, deleted] = -torch.inf
+    def found(tokens: list[int], *, may_delete: bool, is_leaf: bool = False, min_p: float = 0.25) -> list[float]:
+        deleted, slot, size, offered = (
+            DeletedTokens(1, 2, torch.device("cpu")),
+            torch.tensor([0]),
+            torch.tensor([1]),
+            logits.clone(),
+        )
+        for token in tokens:
+            deleted.update(slot, size + 1, torch.tensor([token]), torch.tensor([True]), torch.tensor([False]))
         flags = {"may_delete": torch.tensor([may_delete]), "is_leaf": torch.tensor([is_leaf])}
-        opened = open_actions(logits, closed, min_p=min_p, bkspc=4, ends=torch.tensor([3]), eos=3, **flags)
-        return [round(p, 6) for p in opened.exp()[0].tolist()]
+        keep_open(offered, deleted, slot, size, min_p=min_p, bkspc=4, ends=torch.tensor([3]), eos=3, **flags)
+        return [round(p, 6) for p in offered.exp()[0].tolist()]
 
     assert found([], may_delete=True) == [0.5, 0.3, 0.15, 0, 0.2]  # 0.05 is below a quarter of 0.5
     assert found([0], may_delete=True) == [0, 0.3, 0.15, 0, 0.2]  # compared with 0.5 all the same
@@ -131,8 +137,9 @@ def test_of_more_deleted_tokens_than_there_is_room_for_the_oldest_returns() -> N
         for pops in (False, True):
             size = torch.tensor([2 + pops])
             deleted.update(slot, size, torch.tensor([token]), torch.tensor([pops]), torch.tensor([not pops]))
-    closed = deleted.close(torch.zeros(1, 48), slot, torch.tensor([2]))
-    assert closed[0].isinf().nonzero().flatten().tolist() == list(range(1, REMEMBERED + 1))
+    logits = torch.zeros(1, 48)
+    deleted.close(logits, slot, torch.tensor([2]))
+    assert logits[0].isinf().nonzero().flatten().tolist() == list(range(1, REMEMBERED + 1))
 
 
 # The naive reference
@@ -201,7 +208,7 @@ def test_in_random_networks_a_search_is_the_naive_search_action_for_action() -> 
 
 
 def test_with_tokens_that_stay_open_the_comparison_fails(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
-    monkeypatch.setattr(DeletedTokens, "close", lambda _, logits, *__: logits)
+    monkeypatch.setattr(DeletedTokens, "close", lambda *_: None)
     options: dict[str, Any] = {"search": True, "backspace_bias": 4.0, "max_new_tokens": 4, "max_actions": 40}
     prompts = ragged_prompts(12, 3)
     chosen = [t.chosen for t in policy.generate(prompts, **options).trajectories]

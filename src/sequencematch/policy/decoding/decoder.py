@@ -15,7 +15,7 @@ from sequencematch.policy.attention import cache_mask, windows
 from sequencematch.policy.changes import decoding, lock_of
 from sequencematch.policy.decoding.cache import StackCache
 from sequencematch.policy.decoding.choice import Choice, check, choose
-from sequencematch.policy.decoding.search import DeletedTokens, open_actions
+from sequencematch.policy.decoding.search import DeletedTokens, keep_open
 
 #: The most bytes that a decoder's records of actions may take.
 MAX_RECORD_BYTES = 2**32
@@ -191,13 +191,13 @@ class Decoder:
             too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(stops))
             logits[:, stops] = logits[:, stops].masked_fill(too_early, -torch.inf)
         if choice.ban_deleted and self.deleted is not None:
-            logits = self.deleted.close(logits, slot, size)
+            self.deleted.close(logits, slot, size)
         if choice.process is not None:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
             logits = choice.warp(logits)
         if choice.search is not None:
-            logits = self._searched(logits, slot, size, taken, written)
+            self._search(logits, slot, size, taken, written)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         if value is None:
@@ -231,21 +231,23 @@ class Decoder:
         self.has_pushed[these] |= pushes
         return action, executed
 
-    def _searched(self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor) -> Tensor:
-        """The logits of the actions that a search may choose in each row's state.
+    def _search(self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor) -> None:
+        """Leave the logits of the actions that a search may choose in each row's state, in place.
 
         A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
         of full length and `<eos>`, it deletes no more.
         """
-        limits, deleted = self.limits, self.deleted
-        assert self.choice.search is not None
+        limits, deleted, min_p = self.limits, self.deleted, self.choice.search
+        assert min_p is not None
         assert deleted is not None
         assert limits.bkspc is not None
         room = limits.max_new_tokens - written + 1
-        return open_actions(
+        keep_open(
             logits,
-            deleted.close(logits, slot, size),
-            min_p=self.choice.search,
+            deleted,
+            slot,
+            size,
+            min_p=min_p,
             bkspc=limits.bkspc,
             ends=self.ends,
             eos=limits.eos,

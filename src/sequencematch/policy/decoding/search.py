@@ -40,12 +40,12 @@ class DeletedTokens:
         """Whether no further token can be remembered in the state."""
         return self.count[slot, size] >= REMEMBERED
 
-    def close(self, logits: Tensor, slot: Tensor, size: Tensor) -> Tensor:
-        """The logits of each row's state, -inf for the tokens that were deleted in it."""
+    def close(self, logits: Tensor, slot: Tensor, size: Tensor) -> None:
+        """Set the logits of the tokens that were deleted in each row's state to -inf, in place."""
         is_known = torch.arange(REMEMBERED, device=logits.device) < self.count[slot, size][:, None]
         # The smallest of the logit and ±inf: several entries may name one token.
         limits = torch.full_like(is_known, torch.inf, dtype=logits.dtype).masked_fill_(is_known, -torch.inf)
-        return logits.scatter_reduce(1, self.tokens[slot, size].long(), limits, reduce="amin")
+        logits.scatter_reduce_(1, self.tokens[slot, size].long(), limits, reduce="amin")
 
     def update(self, slot: Tensor, size: Tensor, top: Tensor, pops: Tensor, pushes: Tensor) -> None:
         """After an action in states of `size` tokens: remember `top` where it was deleted; a new state starts with none."""
@@ -57,9 +57,11 @@ class DeletedTokens:
         self.count[slot, torch.where(pushes, size + 1, 0)] = torch.zeros_like(size)
 
 
-def open_actions(
+def keep_open(
     logits: Tensor,
-    closed: Tensor,
+    deleted: DeletedTokens,
+    slot: Tensor,
+    size: Tensor,
     *,
     min_p: float,
     bkspc: int,
@@ -67,20 +69,22 @@ def open_actions(
     eos: int,
     may_delete: Tensor,
     is_leaf: Tensor,
-) -> Tensor:
-    """The logits of each row with -inf for the actions that a search does not take.
+) -> None:
+    """Set the logits of the actions that a search does not take to -inf, in place.
 
-    `closed` are the logits with -inf for tokens that were deleted in the state. A token is open if it is not closed and its
-    probability is at least `min_p` of the likeliest token's; where `is_leaf`, only a token of `ends` is open. A row that
-    `may_delete` chooses among the open tokens and `<bkspc>`, and must delete if no token is open. Any other row chooses among
-    all tokens that are not closed, and ends if there are none.
+    A token is open if it was not deleted in the state and its probability is at least `min_p` of the likeliest token's; where
+    `is_leaf`, only a token of `ends` can be open. A row that `may_delete` chooses among the open tokens and `<bkspc>`, and must
+    delete if no token is open. Any other row chooses among all tokens that were not deleted, and ends if there are none.
     """
-    tokens, children = logits.clone(), closed.clone()
-    tokens[:, bkspc] = children[:, bkspc] = -torch.inf
-    is_open = (children >= tokens.amax(1, keepdim=True) + math.log(min_p)) & (children > -torch.inf)
-    is_end = torch.zeros_like(is_open[0]).index_fill(0, ends, True)
-    is_open &= is_end | ~is_leaf[:, None]
-    offered = children.masked_fill(may_delete[:, None] & ~is_open, -torch.inf)
-    offered[:, bkspc] = torch.where(may_delete, torch.where(is_open.any(1), logits[:, bkspc], 0), -torch.inf)
-    offered[:, eos] = torch.where(offered.amax(1) == -torch.inf, 0, offered[:, eos])
-    return offered
+    own = logits[:, bkspc].clone()
+    logits[:, bkspc] = -torch.inf
+    least = logits.amax(1) + math.log(min_p)  # of all tokens, also of those deleted
+    deleted.close(logits, slot, size)
+    at_ends = logits[:, ends]
+    bound = torch.where(may_delete, torch.where(is_leaf, torch.inf, least), -torch.inf)
+    logits.masked_fill_(logits < bound[:, None], -torch.inf)
+    open_ends = at_ends.masked_fill(at_ends < least[:, None], -torch.inf)
+    logits[:, ends] = torch.where((may_delete & is_leaf)[:, None], open_ends, logits[:, ends])
+    has_none = logits.amax(1) == -torch.inf
+    logits[:, bkspc] = torch.where(may_delete, torch.where(has_none, 0, own), -torch.inf)
+    logits[:, eos] = torch.where(has_none & ~may_delete, 0, logits[:, eos])
