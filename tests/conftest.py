@@ -8,9 +8,9 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 #: Set before torch is imported, and inherited by every process that a test starts: tests run side by side, and threads
-#: that outnumber the cores wait for each other.
+#: that outnumber the cores wait for each other. Without a network the hub's client would ask again for minutes.
 gc.disable()  # until everything is imported
-os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 import hypothesis
 import pytest
