@@ -106,7 +106,7 @@ def test_every_variant_of_every_shape_has_a_profile_of_its_own() -> None:
 
 
 def test_whole_training_runs_are_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
-    rest = "`SUITE` must be one of encoding, attention, head, step, decoding, length."
+    rest = "`SUITE` must be one of encoding, attention, head, step, decoding, search, length."
     check_error(capsys, run("end_to_end", "--profile"), rest)
 
 

@@ -494,7 +494,7 @@ def test_an_export_carries_every_file_its_decoder_imports_and_none_needs_this_li
     export_module.write_decoder(tmp_path / "custom_generate")
     files = {path.stem: path.read_text() for path in (tmp_path / "custom_generate").iterdir()}
     assert set(files) == {
-        *("generate", "decoder", "decoder_probe", "cache", "choice", "attention", "changes", "verdicts")
+        *("generate", "decoder", "decoder_probe", "search", "cache", "choice", "attention", "changes", "verdicts")
     }
     allowed = {"torch", "transformers", "numpy", *sys.stdlib_module_names}
     for source in files.values():

@@ -98,7 +98,6 @@ WRONG = {
     "torch.tensor([1.7]), {}": f"{_PROMPTS}[1.7",
     "[[5]], {'max_new_tokens': 3.0}": "`max_new_tokens` must be a whole number of at least 1. Got 3.0.",
     "[[5]], {'max_new_tokens': None}": "`max_new_tokens` must be a whole number of at least 1. Got None.",
-    "[[5]], {'temperature': None}": f"{_TEMPERATURE}None.",
     "{'role': 'user', 'content': 'hi'}, {}": "`prompts` must be text, token ids, or a list of messages.",
     "[[5]], {'max_new_tokens': True}": "`max_new_tokens` must be a whole number of at least 1. Got True.",
     "[[5]], {'min_new_tokens': 5}": "`min_new_tokens` must not exceed `max_new_tokens`. Got 5 and 4.",
@@ -122,6 +121,7 @@ RIGHT = {
     "[numpy.int64(5), numpy.int64(6)], {}": [5, 6],
     "[[5, 6]], {'max_new_tokens': numpy.int64(3), 'temperature': numpy.float32(0.5), 'top_p': 1}": [5, 6],
     "[[5, 6]], {'backspace_bias': -math.inf}": [5, 6],
+    "[[5, 6]], {'temperature': None}": [5, 6],
 }
 UNCHECKED = """
 import json, math, sys, numpy, torch

@@ -30,6 +30,8 @@ def sampling_flags(*names: str, **defaults: str) -> Callable[[Callable[..., None
 
 
 def _flag(field: "Field[Any]", default: str | None) -> Parameter:
-    value, note = (field.default, "") if default is None else (None, f" Default: {default}.")
-    option = typer.Option(value, f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + note)
+    value, text = field.default, field.metadata["help"]
+    if default is not None:
+        value, text = None, f"{text.partition(' Default:')[0]} Default: {default}."
+    option = typer.Option(value, f"--{field.name.replace('_', '-')}", help=text)
     return Parameter(field.name, Parameter.POSITIONAL_OR_KEYWORD, default=option, annotation=field.type)
