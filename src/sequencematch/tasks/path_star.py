@@ -135,3 +135,28 @@ def as_row(graph: Graph) -> Row:
         "noise_tokens": list(names.values()),
         "noise_ends": [names[goal]],
     }
+
+
+class Star(NamedTuple):
+    """A prompt's graph as it is drawn: the centre, the goal, and the nodes of each arm, in the order of their first edges."""
+
+    centre: str
+    goal: str
+    arms: tuple[tuple[str, ...], ...]
+
+
+def read_star(prompt: str) -> Star:
+    """The graph of a prompt, `12 5 | 3 12 | … / 3 7 =`."""
+    listed, _, question = prompt.partition(QUESTION)
+    after: dict[str, list[str]] = {}
+    for edge in listed.split(EDGE_END):
+        start, end = edge.split()
+        after.setdefault(start, []).append(end)
+    centre, goal, _ = question.split()
+    arms = []
+    for first in after[centre]:
+        arm = [first]
+        while arm[-1] in after:
+            arm += after[arm[-1]]
+        arms.append(tuple(arm))
+    return Star(centre, goal, tuple(arms))

@@ -1,0 +1,130 @@
+"""The study of networks on path-star graphs: its rows, its peers, its cells."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sequencematch.core import ActionSpace, Trajectory
+from sequencematch.experiments import path_star, path_star_peers
+from sequencematch.experiments.path_star import METHODS, Budget, Cell, Rows, decisive_states, load, new_model, run_cell
+from sequencematch.experiments.path_star_peers import (
+    ReversedRows,
+    TraceRows,
+    best_by_oracle,
+    best_of,
+    teacherless,
+    teacherless_answers,
+)
+from sequencematch.tasks.path_star import PathStar, read_star
+from sequencematch.tasks.vocabulary import word_tokenizer
+
+TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_graphs=12)
+#: <bos> 7 4 | 2 7 | 2 5 | 5 9 / 2 9 = 5 9, where a node's id is its name and the others are above 20.
+IDS = np.array([[1, 7, 4, 21, 2, 7, 21, 2, 5, 21, 5, 9, 22, 2, 9, 23, 5, 9]], dtype=np.uint8)
+SPACE = ActionSpace(30, eos=0)
+
+
+def test_rows_have_the_answer_as_completion_and_the_goal_as_the_end_of_bursts() -> None:
+    nodes = np.array([[2, 4, 5, 7, 9]], dtype=np.uint8)
+    plain, ending = (Rows(IDS, nodes, 2, noise_ends=ends)[0] for ends in (False, True))
+    assert [
+        token for token, is_answer in zip(plain["input_ids"], plain["completion_mask"], strict=True) if is_answer
+    ] == [5, 9]
+    assert plain["noise_tokens"] == [2, 4, 5, 7, 9]
+    assert "noise_ends" not in plain
+    assert ending["noise_ends"] == [9]
+
+
+def test_reversed_rows_have_the_same_prompt_and_the_answer_backwards() -> None:
+    row = ReversedRows(IDS, 2)[0]
+    assert row["input_ids"] == [*IDS[0, :-2], 9, 5]
+    assert sum(row["completion_mask"]) == 2
+
+
+def test_a_trace_walks_into_dead_ends_before_the_goal_and_never_after_it() -> None:
+    rows = TraceRows(np.repeat(IDS, 40, 0), 2, back=24)
+    traces = {tuple(rows[n]["input_ids"][IDS.shape[1] - 2 :]) for n in range(40)}
+    assert traces == {(5, 9), (7, 4, 24, 5, 9)}
+    assert rows[3] == rows[3]
+
+
+def trajectory(*answer: int, end: bool = True) -> Trajectory:
+    return Trajectory.rollout(SPACE, (1,), (*answer, 0) if end else (*answer, 3))
+
+
+def test_the_best_of_some_samples_is_the_first_or_the_one_with_the_largest_score() -> None:
+    drawn = [[trajectory(4, 5), trajectory(6, 7)], [trajectory(6, 7), trajectory(8)]]
+    answers = [[6, 7], [6, 7]]
+    first = best_of(drawn, answers)
+    assert first.right == (False, True)
+    assert first.accuracy == 0.5
+    assert first.passes == 3.5  # 2 + 2 and 2 + 1 tokens in two rows
+    assert best_of(drawn, answers, lambda t: t.chosen[0]).right == (True, False)
+    assert best_by_oracle(drawn, answers).right == (True, True)
+
+
+def test_an_answer_that_was_cut_is_not_right() -> None:
+    assert best_of([[trajectory(6, 7, end=False)]], [[6, 7]]).right == (False,)
+
+
+def test_the_states_that_decide_are_ends_of_arms_and_a_goal_behind_a_wrong_arm() -> None:
+    assert decisive_states(read_star("7 4 | 2 7 | 2 5 | 5 9 / 2 9 =")) == {
+        "goal": [("5", "9")],
+        "dead end": [("7", "4")],
+        "false goal": [("7", "9")],
+    }
+
+
+def test_teacherless_training_learns_an_answer_that_the_prompt_holds() -> None:
+    """The answer is the prompt's first word, twice. It never sees its own answer: with other inputs it must fail."""
+    torch.manual_seed(0)
+    tokenizer = word_tokenizer([str(n) for n in range(8)])
+    model = new_model(Budget(layers=1, width=32), tokenizer)
+    words = np.random.default_rng(0).integers(4, 12, (200 * 16, 1), dtype=np.uint8)
+    ids = np.concatenate([np.ones_like(words), words, words, words], 1)
+    teacherless(model, ids, 2, dummy=3, eos=2, steps=200, batch=16, lr=1e-2)
+    prompts, answers = [[1, n] for n in range(4, 12)], [[n, n] for n in range(4, 12)]
+    assert teacherless_answers(model, prompts, answers, dummy=3, eos=2).accuracy == 1.0
+    assert teacherless_answers(model, prompts, answers[::-1], dummy=3, eos=2).accuracy == 0.0
+
+
+def test_the_rows_of_a_task_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("bc", 0, arms=2, length=2)
+    ids, nodes = load(cell, TINY, tmp_path)
+    assert len(ids) == len(nodes) == 32
+    tokenizer = word_tokenizer(cell.task.words())
+    rows = PathStar(arms=2, length=2, train_size=32).train()
+    assert ids.tolist() == [tokenizer(row["prompt"] + row["completion"])["input_ids"] for row in rows]
+    assert nodes[0].tolist() == tokenizer.convert_tokens_to_ids(rows[0]["noise_tokens"])
+    monkeypatch.setattr(PathStar, "train", None)
+    assert load(cell, TINY, tmp_path)[0].tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("method", ["mle", "mle, traces", "mle, teacherless", "bc, bursts to the goal"])
+def test_a_cell_writes_its_result_and_is_not_run_again(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(method, 0, arms=2, length=2)
+    found = run_cell(cell, TINY, tmp_path, use_cpu=True, tf32=None)
+    assert ("decodings" in found) == METHODS[method].deletes
+    assert json.loads((tmp_path / "cells" / cell.file).read_text())["cell"]["method"] == method
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(path_star, "new_model", refuse)
+    assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
+
+
+def test_every_method_differs_from_the_others_in_file_and_settings(tmp_path: Path) -> None:
+    assert len({Cell(method, 0).file for method in METHODS}) == len(METHODS)
+    for method in METHODS:
+        if METHODS[method].rows == "paths":
+            args = path_star.config(Cell(method, 1), TINY, str(tmp_path), use_cpu=True)
+            assert args.seed == 1
+            assert args.objective == METHODS[method].settings["objective"]
+    assert path_star_peers.Outcome((True, False), 2.0).accuracy == 0.5
