@@ -256,6 +256,28 @@ def test_on_a_terminal_the_wrong_digit_is_struck() -> None:
     assert "<bkspc>" not in written(console)
 
 
+def test_the_search_is_drawn_and_compared_with_the_same_network_without_deletions() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    demo.search(console, graphs=60, watched=3)
+    said = written(console)
+    assert said.count("◀ goal") == 3
+    assert "<bkspc>" in said
+    found = re.search(r"Of 60 such graphs it solves (\d+)%, .* solves (\d+)% \(4.0 nodes\), or (\d+)%", said)
+    assert found is not None
+    solved, straight, sampled = map(int, found.groups())
+    assert solved >= 95
+    assert straight < 50
+    assert sampled < 70
+
+
+def test_on_a_terminal_the_walk_ends_at_the_goal() -> None:
+    console = terminal()
+    demo.search(console, graphs=8, watched=1, pause_s=0)
+    frames_shown = written(console)
+    assert "arrives" in frames_shown
+    assert "deletes" in frames_shown
+
+
 # Training.
 
 

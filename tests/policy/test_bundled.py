@@ -21,8 +21,9 @@ from sequencematch import cli
 from sequencematch.experiments.demo import MISTAKEN
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.storage import BUNDLED
+from sequencematch.tasks import PathStar
 
-BASE, FINE_TUNED = "sequencematch/arithmetic-base", "sequencematch/arithmetic"
+BASE, FINE_TUNED, SEARCHING = "sequencematch/arithmetic-base", "sequencematch/arithmetic", "sequencematch/path-star"
 ROOT = Path(__file__).parents[2]
 #: Right answers of MISTAKEN: 19 + 11 = 30 = 4·7 + 2; 477 − 54 = 423 = 6·64 + 4·8 + 7; 5 − 91 = −86 = −(3·25 + 2·5 + 1);
 #: 13 + 6 = 19 = 16 + 2 + 1.
@@ -52,7 +53,7 @@ def lora() -> LoraConfig:
 
 def logits(policy: Policy) -> torch.Tensor:
     with torch.no_grad():
-        return policy.model(input_ids=torch.tensor([[1, 50, 60, 70]])).logits
+        return policy.model(input_ids=torch.tensor([[1, 20, 30, 35]])).logits
 
 
 def in_base(number: int, base: int) -> str:
@@ -126,6 +127,19 @@ def test_the_base_adds_in_base_10_and_writes_the_same_in_any_other() -> None:
     assert share_right(policy, [(q, f" {int(a) + int(b)}") for q, (a, b, _) in zip(asked, sums, strict=True)]) > 0.9
 
 
+def test_the_search_model_finds_the_way_by_deleting_and_not_without() -> None:
+    policy, task = Policy.from_pretrained(SEARCHING), PathStar(test_size=150, seed=1)
+    rows = task.test()
+
+    def share(**options: Any) -> float:
+        texts = policy.generate([row["prompt"] for row in rows], max_new_tokens=4, batch_size=150, **options).texts
+        return sum(task.is_right(text, row) for text, row in zip(texts, rows, strict=True)) / len(rows)
+
+    assert share(search=True) >= 0.97
+    assert share(temperature=0, protect_prompt=True) < 0.5  # it deletes, and writes the same again
+    assert share(temperature=0, backspace_bias=float("-inf")) < 0.5
+
+
 @pytest.mark.parametrize("model", [[FINE_TUNED], []], ids=["named", "by default"])
 def test_the_command_of_the_documentation_prints_the_deletion(model: list[str]) -> None:
     flags = ["--prompt", MISTAKEN[0], "--temperature", "0"]
@@ -137,7 +151,7 @@ def test_the_command_of_the_documentation_prints_the_deletion(model: list[str]) 
 
 
 @pytest.mark.parametrize("offline", [False, True], ids=["online", "offline"])
-@pytest.mark.parametrize("name", [BASE, FINE_TUNED])
+@pytest.mark.parametrize("name", [BASE, FINE_TUNED, SEARCHING])
 def test_a_bundled_name_loads_in_float32_and_asks_nobody(
     name: str, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +217,7 @@ def test_an_adapter_loads_on_a_folder_of_that_name_where_there_is_one(
 
 
 def test_a_whole_model_names_no_place_on_this_machine(tmp_path: Path) -> None:
-    for name in (BASE, FINE_TUNED):
+    for name in (BASE, FINE_TUNED, SEARCHING):
         policy = Policy.from_pretrained(name)
         policy.save_pretrained(tmp_path / name)
         check_names_no_place(tmp_path / name)
@@ -217,7 +231,7 @@ def test_a_whole_model_names_no_place_on_this_machine(tmp_path: Path) -> None:
 def test_together_they_have_at_most_ten_megabytes() -> None:
     weights = sorted(BUNDLED[BASE].parent.rglob("*.safetensors"))
     assert {path.parent for path in weights} == set(BUNDLED.values())
-    assert len(weights) == 3  # the base, the fine-tuned model, and its <bkspc> row
+    assert len(weights) == 5  # the base, and two models with their <bkspc> rows
     assert 1_000_000 < sum(path.stat().st_size for path in weights) <= 10_000_000
 
 

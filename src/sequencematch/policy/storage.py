@@ -22,9 +22,10 @@ from sequencematch.policy.ends import listed_ends
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
 FORMAT = 1
 _INSIDE = Path(__file__).parents[1] / "models"
-#: Models that come with the package, name → folder: a base model that adds and subtracts, and one that deletes wrong digits.
+#: Models that come with the package, name → folder: one that adds and subtracts, one that deletes wrong digits, and one that
+#: searches graphs.
 BUNDLED: Mapping[str, Path] = MappingProxyType(
-    {"sequencematch/arithmetic-base": _INSIDE / "arithmetic-base", "sequencematch/arithmetic": _INSIDE / "arithmetic"}
+    {f"sequencematch/{name}": _INSIDE / name for name in ("arithmetic-base", "arithmetic", "path-star")}
 )
 
 
