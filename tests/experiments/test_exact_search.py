@@ -13,7 +13,7 @@ import torch
 from sequencematch.core.divergences import CHI2, CHI2_MIXTURE
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import add_noise, token_noise
-from sequencematch.experiments import exact_search, tabular
+from sequencematch.experiments import exact_search, exact_search_report, tabular
 from sequencematch.experiments.exact_search import Case, Outcome, Star, World, path_star, solve, worlds
 from tests.cli.program import check_error, run
 from tests.test_architecture import PACKAGE
@@ -146,8 +146,8 @@ def test_the_exact_numbers_are_those_of_a_simulation() -> None:
 def test_the_page_and_its_figure_are_what_was_solved() -> None:
     folder, page = ROOT / "results" / "exact_search", (ROOT / "docs" / "results" / "search.md").read_text()
     record = exact_search.read(folder)
-    assert exact_search.markdown(record["table"]) in page
-    assert exact_search.stars_markdown(record["stars"]) in page
+    assert exact_search_report.markdown(record["table"], exact_search.WITHIN) in page
+    assert exact_search_report.stars_markdown(record["stars"], dataclasses.asdict(Star())) in page
     solved_parts = {part: len(cases) for part, cases in exact_search.cases().items()}
     assert solved_parts == {part: len(record[part]) for part in solved_parts}
     residuals = [o["residual"] for part in solved_parts for o in record[part] if o["residual"] is not None]

@@ -1,5 +1,6 @@
 """`sequencematch reproduce`."""
 
+import inspect
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from sequencematch.experiments.registry import EXPERIMENTS, find
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment listed below.")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the results go. Default: out/NAME.")] = None,
+    preset: Annotated[str | None, typer.Option(help="How large, where an experiment has a choice: cpu or gpu.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Networks trained side by side, where there are several.")] = None,
     redraw: Annotated[bool, typer.Option("--redraw", help="Only draw the figure, from the results in FOLDER.")] = False,
 ) -> None:
     """Run an experiment of docs/results/ again: results.json, and a figure made from it."""
@@ -23,9 +26,16 @@ def reproduce(
         raise ValueError(
             f"`--redraw` needs {experiment.RESULTS} in the folder. Got {folder}, which has none. Leave out --redraw to run it."
         )
+    options = {name: value for name, value in {"preset": preset, "jobs": jobs}.items() if value is not None}
+    for option in options:
+        if redraw or option not in inspect.signature(experiment.run).parameters:
+            raise ValueError(f"`--{option}` would be ignored by {name}{' --redraw' if redraw else ''}. Leave it out.")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`--jobs` must be at least 1. Got {jobs}.")
     if not redraw:
-        command = ["sequencematch", "reproduce", name, *(["--out", str(out)] if out else [])]
-        experiment.run(folder, shlex.join(command))
+        given = {"out": out, **options}
+        flags = [word for option, value in given.items() if value is not None for word in (f"--{option}", str(value))]
+        experiment.run(folder, shlex.join(["sequencematch", "reproduce", name, *flags]), **options)
     experiment.draw(folder)
     typer.echo(f"Wrote {folder / experiment.FIGURE}, from {experiment.RESULTS} beside it.")
 

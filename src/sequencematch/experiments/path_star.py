@@ -10,6 +10,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +21,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from sequencematch.data.files import write_files
+from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation import evaluate
 from sequencematch.experiments import path_star_peers as peers
+from sequencematch.experiments import path_star_report as report
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, Star, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
@@ -60,7 +64,7 @@ class Method:
     @property
     def deletes(self) -> bool:
         """Whether the network has `<bkspc>`."""
-        return self.settings["objective"] != "mle"
+        return bool(self.settings["objective"] != "mle")
 
 
 _MLE = MappingProxyType({"objective": "mle"})
@@ -129,7 +133,7 @@ class Cell:
         return PathStar(arms=self.arms, length=self.length, names=max(30, self.arms * self.length + 1))
 
 
-class Rows(Sequence[Mapping[str, Any]]):
+class Rows(Dataset[Mapping[str, Any]]):
     """Training rows as token ids, kept as arrays: all graphs of a task have the same number of tokens."""
 
     def __init__(self, ids: np.ndarray, nodes: np.ndarray, completion: int, *, noise_ends: bool) -> None:
@@ -141,7 +145,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         """The number of rows."""
         return len(self.ids)
 
-    def __getitem__(self, row: Any) -> Mapping[str, Any]:
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
         """A row as the trainer reads it."""
         ids = self.ids[row].tolist()
         found = {"input_ids": ids, "completion_mask": self.mask, "noise_tokens": self.nodes[row].tolist()}
@@ -231,7 +235,7 @@ def run_cell(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[s
     ids, nodes = load(cell, budget, folder)
     set_seed(cell.seed)
     model = new_model(budget, tokenizer)
-    rows: dict[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
+    rows: dict[str, Callable[[], Dataset[Mapping[str, Any]]]] = {
         "paths": lambda: Rows(ids, nodes, cell.length, noise_ends=method.noise_ends),
         "reversed": lambda: peers.ReversedRows(ids, cell.length),
         "traces": lambda: peers.TraceRows(ids, cell.length, tokenizer.convert_tokens_to_ids(BACK)),
@@ -349,3 +353,45 @@ def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) ->
         for done in tqdm(as_completed(waiting), total=len(cells), unit="network"):
             done.result()
     return [run_cell(cell, budget, folder) for cell in cells]
+
+
+# The experiment `sequencematch reproduce path_star`.
+
+RESULTS, FIGURE = "results.json", "path_star.png"
+#: Peers that are trained on other rows, fewer seeds of which say enough.
+_PEERS = ("mle, reversed", "mle, traces", "mle, teacherless")
+
+
+def study(preset: str) -> list[Cell]:
+    """The networks of a preset: five seeds of every method, three of the peers, and larger stars for the best recipes."""
+    check_choice("--preset", preset, BUDGETS)
+    if preset == "cpu":
+        return [Cell(method, 0, arms=2, length=2) for method in ("mle", "bc", "bc, corrected")]
+    cells = [Cell(method, seed) for seed in range(5) for method in METHODS if seed < 3 or method not in _PEERS]
+    larger = [(2, 6), (5, 4), (5, 5)]
+    methods = ("mle", "bc, corrected", "bc, bursts, corrected", "sequencematch α 0.5 γ 0.99")
+    return cells + [Cell(method, seed, *shape) for shape in larger for seed in range(5) for method in methods]
+
+
+def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
+    """Train and measure the networks of a preset, `jobs` at a time, and collect what they found."""
+    run_cells(study(preset), BUDGETS[preset], folder, jobs)
+    collect(folder, command)
+
+
+def collect(folder: Path, command: str) -> None:
+    """Write `results.json` from the finished cells, without their learning curves."""
+    found = [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+    short = [{name: value for name, value in cell.items() if name != "log"} for cell in found]
+    for cell, whole in zip(short, found, strict=True):
+        losses = [entry["loss"] for entry in whole["log"] if "loss" in entry]
+        cell["final_loss"] = losses[-1] if losses else None
+    text = json.dumps({"command": command, "cells": short}, indent=1, ensure_ascii=False) + "\n"
+    write_files(folder, {RESULTS: text})
+
+
+def draw(folder: Path) -> None:
+    """The figure, from `results.json` alone: the shape of graphs with the most networks."""
+    found = report.ways(json.loads((folder / RESULTS).read_text())["cells"])
+    shape = Counter((way.arms, way.length) for way in found).most_common(1)[0][0]
+    report.draw(found, *shape, folder / FIGURE)

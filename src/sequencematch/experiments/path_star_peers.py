@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 from transformers import get_cosine_schedule_with_warmup
 
 from sequencematch.core.mdp import Trajectory
@@ -129,7 +130,7 @@ def _is_right(trajectory: Trajectory, answer: Tokens) -> bool:
 # Other data
 
 
-class ReversedRows(Sequence[Mapping[str, Any]]):
+class ReversedRows(Dataset[Mapping[str, Any]]):
     """Answers from the goal back to the centre: every step is then the only edge into a node."""
 
     def __init__(self, ids: np.ndarray, length: int) -> None:
@@ -141,13 +142,13 @@ class ReversedRows(Sequence[Mapping[str, Any]]):
         """The number of rows."""
         return len(self.ids)
 
-    def __getitem__(self, row: Any) -> Mapping[str, Any]:
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
         """A row as the trainer reads it."""
         ids = self.ids[row].tolist()
         return {"input_ids": ids[: -self.length] + ids[: -self.length - 1 : -1], "completion_mask": self.mask}
 
 
-class TraceRows(Sequence[Mapping[str, Any]]):
+class TraceRows(Dataset[Mapping[str, Any]]):
     """Walks through the arms in random order until the goal, as a solver would write them down: dead ends stay in the text.
 
     After a dead end comes the word `back`, and the walk starts at the centre again (a stream of search, Gandhi et al. 2024).
@@ -161,7 +162,7 @@ class TraceRows(Sequence[Mapping[str, Any]]):
         """The number of rows."""
         return len(self.ids)
 
-    def __getitem__(self, row: Any) -> Mapping[str, Any]:
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
         """A row as the trainer reads it; the order of the arms is a function of the row's number."""
         ids = self.ids[row].tolist()
         prompt, answer = ids[: -self.length], ids[-self.length :]

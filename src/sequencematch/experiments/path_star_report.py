@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
+from sequencematch.extras import require
 
 
 @dataclass(frozen=True)
@@ -56,75 +57,72 @@ def table(found: Sequence[Way], arms: int, length: int) -> str:
     return "\n".join(table_lines(headings, rows)) + "\n"
 
 
-#: Decodings of networks that delete, in the order of the figure.
-SHOWN = {"plain": "no memory", "ban": "`ban_deleted`", "search": "search"}
+#: Decodings of networks that delete, in the order of the figure: name → label and colour.
+SHOWN: Mapping[str, tuple[str, str]] = {
+    "plain": ("no memory", "#9aa5b1"),
+    "ban": ("ban_deleted", "#e0a458"),
+    "search": ("search", "#2f6f8f"),
+}
+#: Label → the ways that it joins: method, and the beginning of the decoding's name; and a colour.
+JOINED: Mapping[str, tuple[str, str, str]] = {
+    "BC, corrected: search": ("bc, corrected", "search", "#2f6f8f"),
+    "SequenceMatch: search": ("sequencematch α 0.5 γ 0.99", "search", "#7fb3c8"),
+    "walks written out": ("mle, traces", "", "#8e5ea2"),
+    "answers reversed": ("mle, reversed", "", "#5a8f5a"),
+    "MLE, best of n by an oracle": ("mle", "best of n by an oracle", "#c9a227"),
+    "MLE, best of n by likelihood": ("mle", "best of n by likelihood", "#d08770"),
+    "MLE, beam search": ("mle", "beam", "#9aa5b1"),
+    "MLE, search with a threshold": ("mle", "search", "#555555"),
+    "teacherless": ("mle, teacherless", "", "#c0392b"),
+}
 
 
 def draw(found: Sequence[Way], arms: int, length: int, path: Path) -> None:
     """Two panels: every network that deletes by its decoding, and every way against its forward passes."""
+    require("matplotlib", "plot", "The figure")
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
     here = [way for way in found if (way.arms, way.length) == (arms, length)]
-    deleting = list(dict.fromkeys(way.method for way in here if way.decoding == "search"))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained", width_ratios=(1.25, 1))
-    for row, method in enumerate(deleting):
-        for place, (decoding, colour) in enumerate(zip(SHOWN, ("#9aa5b1", "#e0a458", "#2f6f8f"), strict=True)):
-            values = [100 * way.accuracy for way in here if (way.method, way.decoding) == (method, decoding)]
-            y = row + 0.24 * (place - 1)
-            left.plot(
-                values,
-                [y] * len(values),
-                "o",
-                ms=5,
-                alpha=0.75,
-                color=colour,
-                label=SHOWN[decoding] if row == 0 else None,
-            )
-            left.plot([mean(values)], [y], "|", ms=14, mew=2, color=colour)
-    left.axvline(100 / arms, color="#c0392b", lw=1, ls="--", label=f"next-token prediction, 1/{arms}")
-    left.set_yticks(
-        range(len(deleting)),
-        [method.replace("sequencematch", "SequenceMatch").replace("bc", "BC") for method in deleting],
-    )
-    left.set(xlim=(0, 103), xlabel=f"right, percent of new graphs ({arms} arms of {length})")
-    left.invert_yaxis()
-    left.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, 1.13), ncols=4, fontsize=8)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.6), layout="constrained", width_ratios=(1.1, 1))
+    _by_decoding(left, here, arms)
+    left.set(xlabel=f"right, percent of new graphs ({arms} arms of {length})")
     _against_passes(right, here)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
+        columns = 4 if axes is left else 2
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-#: Label → the ways that it joins: method, and the beginning of the decoding's name.
-JOINED: Mapping[str, tuple[str, str]] = {
-    "MLE, beam search": ("mle", "beam"),
-    "MLE, best of n by likelihood": ("mle", "best of n by likelihood"),
-    "MLE, best of n by an oracle": ("mle", "best of n by an oracle"),
-    "MLE, search with a threshold": ("mle", "search"),
-    "MLE, walks written out": ("mle, traces", ""),
-    "MLE, answers reversed": ("mle, reversed", ""),
-    "teacherless": ("mle, teacherless", ""),
-    "BC, bursts to the goal: search": ("bc, bursts to the goal", "search"),
-}
+def _by_decoding(axes: Any, here: Sequence[Way], arms: int) -> None:
+    """A dot per network, a bar at the mean."""
+    methods = list(dict.fromkeys(way.method for way in here if way.decoding == "search" and way.method != "mle"))
+    for row, method in enumerate(methods):
+        for place, (decoding, (label, colour)) in enumerate(SHOWN.items()):
+            values = [100 * way.accuracy for way in here if (way.method, way.decoding) == (method, decoding)]
+            height = [row + 0.24 * (place - 1)] * len(values)
+            axes.plot(values, height, "o", ms=5, alpha=0.75, color=colour, label=label if row == 0 else None)
+            axes.plot([mean(values)], height[:1], "|", ms=14, mew=2, color=colour)
+    axes.axvline(100 / arms, color="#c0392b", lw=1, ls="--", label=f"a guess, 1/{arms}")
+    names = [method.replace("sequencematch", "SequenceMatch").replace("bc", "BC") for method in methods]
+    axes.set_yticks(range(len(methods)), names)
+    axes.set(xlim=(0, 103))
+    axes.invert_yaxis()
 
 
 def _against_passes(axes: Any, here: Sequence[Way]) -> None:
-    for label, (method, decoding) in JOINED.items():
+    """Means over networks: one point per way, joined where it has several sizes."""
+    for label, (method, decoding, colour) in JOINED.items():
         points: dict[str, list[Way]] = {}
         for way in here:
-            plain = re.sub(r"of \d+ by", "of n by", way.decoding)
-            if way.method == method and plain.startswith(decoding):
+            if way.method == method and re.sub(r"of \d+ by", "of n by", way.decoding).startswith(decoding):
                 points.setdefault(way.decoding, []).append(way)
-        if not points:
-            continue
-        xs, ys = zip(
-            *sorted((mean(w.passes for w in ways), 100 * mean(w.accuracy for w in ways)) for ways in points.values()),
-            strict=True,
-        )
-        axes.plot(xs, ys, "-o", ms=5, lw=1.2, label=label, zorder=3 if "search" in label else 2)
-    axes.set(xlabel="forward passes per graph", ylim=(0, 103), xlim=(0, None))
-    axes.legend(frameon=False, fontsize=8, loc="center right")
+        means = sorted((mean(w.passes for w in of), 100 * mean(w.accuracy for w in of)) for of in points.values())
+        if means:
+            xs, ys = zip(*means, strict=True)
+            axes.plot(xs, ys, "-o", ms=6, lw=1.2, color=colour, label=label)
+    axes.set(xlabel="forward passes per graph", ylabel="right, percent", ylim=(0, 104), xlim=(0, None))

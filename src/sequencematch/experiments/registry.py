@@ -4,11 +4,14 @@ import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 #: Name of the module in `sequencematch.experiments` → what it shows, in one line.
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
-    {"exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute."}
+    {
+        "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
+        "path_star": "Networks on path-star graphs beside their peers. --preset gpu: an hour on an H200 with --jobs 12.",
+    }
 )
 
 
@@ -20,8 +23,8 @@ class Experiment(Protocol):
     RESULTS: str
     FIGURE: str
 
-    def run(self, folder: Path, command: str) -> None:
-        """Compute, and write RESULTS into a folder; `command` is recorded in it."""
+    def run(self, folder: Path, command: str, **options: Any) -> None:
+        """Compute, and write RESULTS into a folder; `command` is recorded in it. Some take `preset` and `jobs`."""
 
     def draw(self, folder: Path) -> None:
         """Write FIGURE from RESULTS, computing nothing."""
