@@ -158,7 +158,10 @@ def test_every_recorded_result_is_listed_with_a_commit_and_a_command_that_exists
     results = ROOT / "results"
     listed: list[str] = []
     for files, command in line.findall((results / "README.md").read_text()):
-        listed += re.findall(r"`(.+?)`", files)
+        for pattern in re.findall(r"`(.+?)`", files):
+            found = [str(path.relative_to(results)) for path in results.glob(pattern)]
+            assert found, pattern
+            listed += found
         if command.startswith("python -m "):
             module, *words = command.removeprefix("python -m ").split()
             assert importlib.util.find_spec(module), command

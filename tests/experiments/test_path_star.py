@@ -19,9 +19,11 @@ from sequencematch.experiments.path_star_peers import (
     teacherless,
     teacherless_answers,
 )
+from sequencematch.experiments.path_star_report import Way, table, ways
 from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
 
+ROOT = Path(__file__).parents[2]
 TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_graphs=12)
 #: <bos> 7 4 | 2 7 | 2 5 | 5 9 / 2 9 = 5 9, where a node's id is its name and the others are above 20.
 IDS = np.array([[1, 7, 4, 21, 2, 7, 21, 2, 5, 21, 5, 9, 22, 2, 9, 23, 5, 9]], dtype=np.uint8)
@@ -118,6 +120,51 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
 
     monkeypatch.setattr(path_star, "new_model", refuse)
     assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
+
+
+def test_the_experiment_collects_its_cells_and_draws_them_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_star, "BUDGETS", {"cpu": TINY})
+    path_star.run(tmp_path, "sequencematch reproduce path_star", preset="cpu")
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["command"] == "sequencematch reproduce path_star"
+    assert {cell["cell"]["method"] for cell in record["cells"]} == {"mle", "bc", "bc, corrected"}
+    assert all(cell["final_loss"] > 0 and "log" not in cell for cell in record["cells"])
+    monkeypatch.setattr(path_star, "run_cell", None)
+    path_star.draw(tmp_path)
+    assert (tmp_path / "path_star.png").stat().st_size > 10_000
+
+
+def test_a_table_has_means_and_ranges_over_seeds() -> None:
+    def way(seed: int, accuracy: float) -> Way:
+        return Way("bc", "search", seed, 3, 4, accuracy, 8.0 + seed)
+
+    assert table([way(0, 0.5), way(1, 1.0), Way("mle", "greedy", 0, 5, 5, 0.2, 5.0)], 3, 4).splitlines()[2:] == [
+        "| bc | search | 75.0 [50.0, 100.0] | 8.5 | 2 |"
+    ]
+
+
+def test_passes_of_a_decoding_are_per_graph() -> None:
+    """8 passes for each right answer, of which there are 3 in 4 graphs: 6 for each graph."""
+    measures = [{"name": "accuracy", "value": 0.75}, {"name": "forward passes per right answer", "value": 8.0}]
+    cell = {"method": "bc", "seed": 1, "arms": 3, "length": 4}
+    (found,) = ways([{"cell": cell, "decodings": {"search": measures}}])
+    assert found == Way("bc", "search", 1, 3, 4, 0.75, 6.0)
+    (tuned,) = ways([{"cell": cell, "peers": {"search, deleting below p = 0.3": {"accuracy": 0.5, "passes": 4.0}}}])
+    assert tuned.decoding == "search, deleting below a threshold"
+
+
+def test_the_page_has_the_table_of_the_recorded_cells(tmp_path: Path) -> None:
+    recorded = ROOT / "results" / "path_star"
+    cells = json.loads((recorded / "results.json").read_text())["cells"]
+    page = (ROOT / "docs" / "results" / "search.md").read_text()
+    assert table(ways(cells), 3, 4) in page
+    (tmp_path / "cells").mkdir()
+    for path in (recorded / "cells").iterdir():
+        (tmp_path / "cells" / path.name).write_text(path.read_text())
+    path_star.collect(tmp_path, "again")
+    assert json.loads((tmp_path / "results.json").read_text())["cells"] == cells
 
 
 def test_every_method_differs_from_the_others_in_file_and_settings(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ svg{font:15px ui-sans-serif,system-ui,sans-serif}
 .note{fill:#5b6673}
 .said{font:15px ui-monospace,monospace;fill:#1d2733}
 .cut{fill:#c0392b;text-decoration:line-through}
-@media(prefers-color-scheme:dark){.name,.said{fill:#e8edf2}.note{fill:#9aa5b1}.line{stroke:#4b5663}}
+@media(prefers-color-scheme:dark){.said{fill:#e8edf2}.note{fill:#9aa5b1}.line{stroke:#4b5663}}
 """
 #: (fill, outline) of a node by class.
 COLOURS = {

@@ -381,7 +381,15 @@ def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> No
 
 def collect(folder: Path, command: str) -> None:
     """Write `results.json` from the finished cells, without their learning curves."""
-    found = [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in (folder / "cells").glob("*.json")]
+    order = list(METHODS)
+    found.sort(
+        key=lambda r: [
+            *(r["cell"][name] for name in ("arms", "length")),
+            order.index(r["cell"]["method"]),
+            r["cell"]["seed"],
+        ]
+    )
     short = [{name: value for name, value in cell.items() if name != "log"} for cell in found]
     for cell, whole in zip(short, found, strict=True):
         losses = [entry["loss"] for entry in whole["log"] if "loss" in entry]
