@@ -47,7 +47,7 @@ def drawn(star: Star, path: Sequence[str], deleted: Iterable[str]) -> "Text":
             text.append(" ")
         if arm[-1] == star.goal:
             text.append("◀ goal", "bold yellow")
-        text.append("\n")
+        text.append("\n" if below else "")
     return text
 
 
@@ -98,5 +98,7 @@ def watch(console: "Console", policy: Policy, prompt: str, *, pause_s: float = 0
             if live is not None:
                 live.update(picture(note), refresh=True)
     if not is_live:
-        console.print(drawn(star, *walk(words)), " ".join(words), soft_wrap=True)
+        console.print(drawn(star, *walk(words)))
+        console.print(f"  {' '.join(words)}", soft_wrap=True, markup=False)
+    console.print()
     return Trajectory.rollout(space, initial, chosen, len(initial))

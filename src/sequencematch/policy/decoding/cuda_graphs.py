@@ -144,6 +144,7 @@ class GraphDecoder(Decoder):
     def cache_bytes(self) -> int:
         """Bytes of keys, values, hidden vectors and records."""
         stored = [tensor for layer in self.cache.stored.values() for tensor in layer]
+        stored += [] if self.deleted is None else [self.deleted.tokens]
         return sum(t.nbytes for t in (*stored, self.hidden, self.uniform, self.chosen, self.log_probs, self.values))
 
     def drop_ended(self) -> None:
