@@ -1,6 +1,6 @@
 """Draw docs/images/search.svg: the first test graph in which the bundled search model deletes, as it walks through it.
 
-    python -m benchmarks.animation docs/images/search.svg
+python -m benchmarks.animation docs/images/search.svg
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     decode = cast(Any, policy.tokenizer).decode
     names = {policy.space.bkspc: "<bkspc>", policy.space.eos: "<eos>"}
     for row in task.test():
-        (trajectory,) = policy.generate(row["prompt"], search=True, max_new_tokens=task.max_new_tokens).trajectories
+        (trajectory,) = policy.generate(row["prompt"], search=True, max_new_tokens=task.length).trajectories
         actions = [names[a] if a in names else decode([a]).strip() for a in trajectory.executed]
         if "<bkspc>" in actions:
             parser.parse_args().path.write_text(animated_svg(read_star(row["prompt"]), actions, note))

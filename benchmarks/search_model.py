@@ -8,7 +8,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from sequencematch.experiments.path_star import GPU, Cell, run_cell
+from sequencematch.experiments.path_star.cells import GPU, Cell
+from sequencematch.experiments.path_star.training import run_cell
 
 METHOD = "bc, bursts, corrected"
 BUDGET = replace(GPU, width=128, steps=3000, learning_rate=2e-3)

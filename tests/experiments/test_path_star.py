@@ -9,17 +9,21 @@ import pytest
 import torch
 
 from sequencematch.core import ActionSpace, Trajectory
-from sequencematch.experiments import path_star, path_star_peers
-from sequencematch.experiments.path_star import METHODS, Budget, Cell, Rows, decisive_states, load, new_model, run_cell
-from sequencematch.experiments.path_star_peers import (
+from sequencematch.experiments.path_star import peers, study, training
+from sequencematch.experiments.path_star.cells import METHODS, Budget, Cell
+from sequencematch.experiments.path_star.measures import decisive_states
+from sequencematch.experiments.path_star.peers import (
     ReversedRows,
     TraceRows,
     best_by_oracle,
     best_of,
+    doubts,
     teacherless,
     teacherless_answers,
 )
-from sequencematch.experiments.path_star_report import Way, table, ways
+from sequencematch.experiments.path_star.report import Way, table, ways
+from sequencematch.experiments.path_star.training import Rows, load, new_model, run_cell
+from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
 
@@ -67,6 +71,23 @@ def test_the_best_of_some_samples_is_the_first_or_the_one_with_the_largest_score
     assert first.passes == 3.5  # 2 + 2 and 2 + 1 tokens in two rows
     assert best_of(drawn, answers, lambda t: t.chosen[0]).right == (True, False)
     assert best_by_oracle(drawn, answers).right == (True, True)
+
+
+def test_a_judge_doubts_the_state_in_which_it_would_delete() -> None:
+    """Its row of <bkspc> is large for the hidden vector behind one answer's last token: that answer gets the largest doubt."""
+    tokenizer = word_tokenizer([str(n) for n in range(8)])
+    torch.manual_seed(0)
+    judge = Policy(new_model(Budget(layers=1, width=32), tokenizer), tokenizer)
+    rollouts = [
+        Trajectory.rollout(judge.space, (1, 5), (*answer, judge.space.eos)) for answer in ((6, 7), (8,), (9, 4))
+    ]
+    with torch.no_grad():
+        hidden = judge.base.base_model(input_ids=torch.tensor([[1, 5, 9, 4]])).last_hidden_state[0, -1]
+        judge.backspace.row.copy_(hidden * 5 / hidden.norm())
+        logits = judge.action_logits(hidden[None]).softmax(-1)
+    found = doubts(judge, rollouts)
+    assert max(found, key=lambda t: found[t]) == rollouts[2]
+    assert found[rollouts[2]] == pytest.approx(float(logits[0, judge.space.bkspc]), rel=1e-4)
 
 
 def test_an_answer_that_was_cut_is_not_right() -> None:
@@ -118,21 +139,24 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(path_star, "new_model", refuse)
+    monkeypatch.setattr(training, "new_model", refuse)
     assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
 
 
 def test_the_experiment_collects_its_cells_and_draws_them_without_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path_star, "BUDGETS", {"cpu": TINY})
-    path_star.run(tmp_path, "sequencematch reproduce path_star", preset="cpu")
+    monkeypatch.setattr(study, "BUDGETS", {"cpu": TINY})
+    study.run(tmp_path, "sequencematch reproduce path_star", preset="cpu")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["command"] == "sequencematch reproduce path_star"
-    assert {cell["cell"]["method"] for cell in record["cells"]} == {"mle", "bc", "bc, corrected"}
-    assert all(cell["final_loss"] > 0 and "log" not in cell for cell in record["cells"])
-    monkeypatch.setattr(path_star, "run_cell", None)
-    path_star.draw(tmp_path)
+    assert [cell["cell"]["method"] for cell in record["cells"]] == ["mle", "mle", "bc", "bc, corrected"]
+    (judged,) = (cell for cell in record["cells"] if "judge" in cell)
+    assert judged["judge"]["method"] == "bc, corrected"
+    assert list(judged["peers"]) == [f"best of {count} judged by bc, corrected" for count in (2, 3, 5)]
+    assert all(cell["final_loss"] > 0 and "log" not in cell for cell in record["cells"] if cell is not judged)
+    monkeypatch.setattr(training, "run_cell", None)
+    study.draw(tmp_path)
     assert (tmp_path / "path_star.png").stat().st_size > 10_000
 
 
@@ -163,7 +187,7 @@ def test_the_page_has_the_table_of_the_recorded_cells(tmp_path: Path) -> None:
     (tmp_path / "cells").mkdir()
     for path in (recorded / "cells").iterdir():
         (tmp_path / "cells" / path.name).write_text(path.read_text())
-    path_star.collect(tmp_path, "again")
+    study.collect(tmp_path, "again")
     assert json.loads((tmp_path / "results.json").read_text())["cells"] == cells
 
 
@@ -171,7 +195,7 @@ def test_every_method_differs_from_the_others_in_file_and_settings(tmp_path: Pat
     assert len({Cell(method, 0).file for method in METHODS}) == len(METHODS)
     for method in METHODS:
         if METHODS[method].rows == "paths":
-            args = path_star.config(Cell(method, 1), TINY, str(tmp_path), use_cpu=True)
+            args = training.config(Cell(method, 1), TINY, str(tmp_path), use_cpu=True)
             assert args.seed == 1
             assert args.objective == METHODS[method].settings["objective"]
-    assert path_star_peers.Outcome((True, False), 2.0).accuracy == 0.5
+    assert peers.Outcome((True, False), 2.0).accuracy == 0.5

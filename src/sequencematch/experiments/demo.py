@@ -23,7 +23,7 @@ from rich.table import Table
 
 from sequencematch.data.files import write_files
 from sequencematch.evaluation import evaluate
-from sequencematch.experiments.path_star_peers import best_of, samples, searching
+from sequencematch.experiments.path_star.peers import best_of, samples, searching
 from sequencematch.experiments.star_graph import watch as watch_walk
 from sequencematch.extras import require
 from sequencematch.metrics import Measure
@@ -122,7 +122,7 @@ def search(console: Console, graphs: int = 200, watched: int = 2, pause_s: float
     rows = task.test()
     console.print("A model that can delete looks for the way from the centre to the goal:\n")
     for row in rows[:watched]:
-        watch_walk(console, policy, row["prompt"], pause_s=pause_s, search=True, max_new_tokens=task.max_new_tokens)
+        watch_walk(console, policy, row["prompt"], pause_s=pause_s, search=True, max_new_tokens=task.length)
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
     answers = [tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows]
     straight = best_of(samples(policy, prompts, task.length, 1, temperature=0.0), answers)

@@ -6,13 +6,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
-#: Name of the module in `sequencematch.experiments` → what it shows, in one line.
+#: Name → what it shows, in one line.
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
         "path_star": "Networks on path-star graphs beside their peers. --preset gpu: an hour on an H200 with --jobs 12.",
     }
 )
+#: The module of an experiment in `sequencematch.experiments`, where it has another name.
+MODULES: Mapping[str, str] = MappingProxyType({"path_star": "path_star.study"})
 
 
 @runtime_checkable
@@ -34,4 +36,4 @@ def find(name: str) -> Experiment:
     """The experiment of this name."""
     if name not in EXPERIMENTS:
         raise ValueError(f"`NAME` must be one of: {', '.join(EXPERIMENTS)}. Got {name!r}.")
-    return cast(Experiment, importlib.import_module(f"sequencematch.experiments.{name}"))
+    return cast(Experiment, importlib.import_module(f"sequencematch.experiments.{MODULES.get(name, name)}"))

@@ -70,6 +70,7 @@ JOINED: Mapping[str, tuple[str, str, str]] = {
     "walks written out": ("mle, traces", "", "#8e5ea2"),
     "answers reversed": ("mle, reversed", "", "#5a8f5a"),
     "MLE, best of n by an oracle": ("mle", "best of n by an oracle", "#c9a227"),
+    "MLE, best of n judged by BC": ("mle", "best of n judged", "#6c7fb0"),
     "MLE, best of n by likelihood": ("mle", "best of n by likelihood", "#d08770"),
     "MLE, beam search": ("mle", "beam", "#9aa5b1"),
     "MLE, search with a threshold": ("mle", "search", "#555555"),
@@ -119,7 +120,7 @@ def _against_passes(axes: Any, here: Sequence[Way]) -> None:
     for label, (method, decoding, colour) in JOINED.items():
         points: dict[str, list[Way]] = {}
         for way in here:
-            if way.method == method and re.sub(r"of \d+ by", "of n by", way.decoding).startswith(decoding):
+            if way.method == method and re.sub(r"of \d+ ", "of n ", way.decoding).startswith(decoding):
                 points.setdefault(way.decoding, []).append(way)
         means = sorted((mean(w.passes for w in of), 100 * mean(w.accuracy for w in of)) for of in points.values())
         if means:
