@@ -36,7 +36,7 @@ def test_the_version_is_the_packages() -> None:
     [
         ("sequencematch.policy.generation.rollouts", ["generate", "--prompt", "2 + 2"]),
         ("sequencematch.evaluation.evaluate", ["evaluate", "sequencematch/arithmetic", "--task", "arithmetic"]),
-        ("sequencematch.experiments.demo.show", ["demo"]),
+        ("sequencematch.experiments.demo.search", ["demo"]),
         ("transformers.Trainer.train", ["train", "recipe.yaml"]),
     ],
 )
