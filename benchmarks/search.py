@@ -12,9 +12,9 @@ PLAIN, CONTROL, SEARCHING = "Policy.generate", "Policy.generate (A/A control)", 
 
 
 def search(session: Session) -> Iterator[Measurement]:
-    """Actions per second of a search over those of ordinary decoding, at temperature 1, where neither deletes.
+    """Actions per second of a search over those of ordinary decoding, at temperature 1.
 
-    A search has as many actions here as a row without a deletion takes: it finds out what is open, and deletes nothing.
+    Ordinary decoding does not delete here. A search deletes at full length, where it finds no `<eos>`, and tries other tokens.
     """
     scale = session.scale
     policy = session.policy(scale.decoding)
@@ -36,7 +36,7 @@ def search(session: Session) -> Iterator[Measurement]:
         {
             PLAIN: ours(PLAIN, protect_prompt=True),
             CONTROL: ours(CONTROL, protect_prompt=True),
-            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + 1),
+            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + new_tokens // 4),
         },
     )
     detail = {"model": scale.decoding.name, "batch": batch, "new_tokens": new_tokens, "actions": actions}

@@ -82,23 +82,25 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
 
 
 def searched(
-    logits: list[float], closed: set[int], policy: Policy, sampling: Sampling, *, may_delete: bool, is_leaf: bool
-) -> list[float]:
-    """What a depth-first search may choose: tokens not tried yet that are likely enough, and `<bkspc>`."""
-    bkspc = policy.space.bkspc
+    logits: list[float], closed: set[int], policy: Policy, sampling: Sampling, *, may_delete: bool, only_ends: bool
+) -> tuple[list[float], bool]:
+    """What a depth-first search may choose: tokens not tried yet that are likely enough, and `<bkspc>`; and if nothing is left."""
+    bkspc, ends = policy.space.bkspc, policy.space.ends | set(sampling.stop_tokens)
     least = max(logits[:bkspc]) + math.log(0.05 if sampling.min_p is None else sampling.min_p)
-    untried = [token for token in range(bkspc) if token not in closed and logits[token] > -math.inf]
-    tokens = untried
-    if may_delete:
-        tokens = [t for t in untried if logits[t] >= least and (t in policy.space.ends or not is_leaf)]
+    possible = [token for token in range(bkspc) if logits[token] > -math.inf]
+    tokens = [token for token in possible if token not in closed and (token in ends or not only_ends)]
     found = [-math.inf] * len(logits)
+    if may_delete:
+        tokens = [token for token in tokens if logits[token] >= least]
+        found[bkspc] = logits[bkspc] if tokens else 0.0
+    is_stuck = not may_delete and not tokens
+    if is_stuck:
+        tokens = [token for token in possible if token in closed]
+        if not tokens:
+            found[policy.space.eos] = 0.0
     for token in tokens:
         found[token] = logits[token]
-    if may_delete:
-        found[bkspc] = logits[bkspc] if tokens else 0.0
-    elif not tokens:
-        found[policy.space.eos] = 0.0
-    return found
+    return found, is_stuck
 
 
 def naive_rollout(
@@ -133,11 +135,13 @@ def naive_rollout(
         logits = warp(logits, sampling)
         written, left = len(stack) - len(prompt), sampling.action_limit - len(steps)
         closed = banned.get(tuple(stack), set())
+        stays = False
         if sampling.search:
             is_full = len(closed) >= REMEMBERED
             may_delete = len(stack) > floor and left >= sampling.max_new_tokens - written + 3
-            is_leaf = written == sampling.max_new_tokens or is_full
-            logits = searched(logits, closed, policy, sampling, may_delete=may_delete, is_leaf=is_leaf)
+            only_ends = written == sampling.max_new_tokens or (is_full and may_delete)
+            logits, is_stuck = searched(logits, closed, policy, sampling, may_delete=may_delete, only_ends=only_ends)
+            stays = is_stuck or is_full
         uniform = None
         if not sampling.greedy:
             assert sampling.seed is not None
@@ -153,8 +157,7 @@ def naive_rollout(
         if executed in ends:
             return steps
         if executed != bkspc:
-            if sampling.search and len(stack) == floor and len(closed) >= REMEMBERED:
-                floor += 1
+            floor += stays and len(stack) == floor
             stack.append(executed)
             banned.pop(tuple(stack), None)  # entered anew
             deepest = max(deepest, len(stack))

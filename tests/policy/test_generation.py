@@ -185,6 +185,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "search": {"search": True, "backspace_bias": 1.0},
     "search at temperature 1.2": {"search": True, "seed": 15, "temperature": 1.2, "backspace_bias": 3.0, "min_p": 0.2},
     "search, few actions": {"search": True, "backspace_bias": 4.0, "min_p": 0.3, "max_actions": 16},
+    "search, stop tokens": {"search": True, "backspace_bias": 2.0, "stop_tokens": STOPS, "max_actions": 40},
+    "search, at least three tokens": {
+        "search": True,
+        "seed": 17,
+        "temperature": 1.0,
+        "min_p": 0.4,
+        "backspace_bias": 4.0,
+        "min_new_tokens": 3,
+        "max_new_tokens": 4,
+    },
     "search, repetition penalty": {
         "search": True,
         "seed": 16,

@@ -43,7 +43,7 @@ def decode(tables: Sequence[Table], *, depth: int, choice: Choice, max_actions: 
         return torch.tensor(rows, dtype=logits.dtype)
 
     limits = Limits(EOS, frozenset({EOS}), BK, depth, max_actions, protect_prompt=True)
-    choice = Choice(choice.greedy, process, ban_deleted=choice.ban_deleted, search=choice.search)
+    choice = Choice(choice.greedy, process, ban_deleted=choice.ban_deleted, search_min_p=choice.search_min_p)
     decoder = Decoder(policy.base, policy.action_logits, limits, choice, slots=len(tables), longest_prompt=2)
     drawn = torch.rand(len(tables), max_actions, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     prompts = [[row // 48, row % 48] for row in range(len(tables))]
@@ -69,7 +69,7 @@ def test_a_search_tries_likely_tokens_in_turn_and_goes_back_when_none_is_left() 
         (12,): {EOS: 1.0},
     }
     (actions,) = decode(
-        [lambda path: logits_of(tree[path])], depth=4, choice=Choice(greedy=True, search=0.05), max_actions=99
+        [lambda path: logits_of(tree[path])], depth=4, choice=Choice(greedy=True, search_min_p=0.05), max_actions=99
     )
     assert actions == [10, BK, 11, 21, BK, 22, BK, BK, 12, EOS]
 
@@ -77,7 +77,7 @@ def test_a_search_tries_likely_tokens_in_turn_and_goes_back_when_none_is_left() 
 def test_full_length_without_eos_is_a_dead_end() -> None:
     tree = {(): {10: 0.7, 11: 0.3}, (10,): {20: 0.9, BK: 0.1}, (11,): {EOS: 0.6, 20: 0.4}}
     (actions,) = decode(
-        [lambda path: logits_of(tree[path])], depth=1, choice=Choice(greedy=True, search=0.05), max_actions=99
+        [lambda path: logits_of(tree[path])], depth=1, choice=Choice(greedy=True, search_min_p=0.05), max_actions=99
     )
     assert actions == [10, BK, 11, EOS]
 
@@ -85,19 +85,30 @@ def test_full_length_without_eos_is_a_dead_end() -> None:
 def test_with_few_actions_left_a_row_stops_deleting_and_ends_with_an_answer() -> None:
     """Ten actions; every state wants to delete. Full length is three tokens and <eos>."""
     table = logits_of({10: 0.1, 11: 0.1, EOS: 0.05, BK: 0.75})
-    (actions,) = decode([lambda _: table], depth=3, choice=Choice(greedy=True, search=0.05), max_actions=10)
+    (actions,) = decode([lambda _: table], depth=3, choice=Choice(greedy=True, search_min_p=0.05), max_actions=10)
     # 10, delete (8 left), 11, delete (6 left, room 4), <eos>: the only token not tried
     assert actions == [10, BK, 11, BK, EOS]
+
+
+def test_a_row_that_can_not_end_writes_a_deleted_token_again_and_keeps_it() -> None:
+    """After 10 is deleted nothing is left to try. At full length nothing is possible at all, and the row ends."""
     table = logits_of({10: 0.2, BK: 0.8})
-    (actions,) = decode([lambda _: table], depth=3, choice=Choice(greedy=True, search=0.05), max_actions=7)
-    # 10, delete (5 left, room 4). Nothing is left to try or to delete.
-    assert actions == [10, BK, EOS]
+    (actions,) = decode([lambda _: table], depth=2, choice=Choice(greedy=True, search_min_p=0.05), max_actions=20)
+    # 10, deleted; 10, which stays; behind it the same once more; then full length.
+    assert actions == [10, BK, 10, 10, BK, 10, EOS]
+
+
+def test_at_full_length_a_row_ends_if_it_can_even_where_it_may_not_delete() -> None:
+    """No action is left for a deletion: 20 is likelier than <eos>, but would be cut."""
+    table = logits_of({20: 0.9, EOS: 0.1})
+    (actions,) = decode([lambda _: table], depth=1, choice=Choice(greedy=True, search_min_p=0.05), max_actions=2)
+    assert actions == [20, EOS]
 
 
 def test_a_first_token_that_can_not_be_remembered_stays() -> None:
     """At the prompt 32 tokens are deleted; the 33rd choice is kept, and the search goes on behind it."""
     table = [0.0 if action != EOS else -20.0 for action in range(BK)] + [9.0]
-    (actions,) = decode([lambda _: table], depth=2, choice=Choice(greedy=True, search=0.5), max_actions=9999)
+    (actions,) = decode([lambda _: table], depth=2, choice=Choice(greedy=True, search_min_p=0.5), max_actions=9999)
     first = [action for action, after in itertools.pairwise(actions[: 2 * REMEMBERED]) if after == BK]
     assert len(set(first)) == len(first) == REMEMBERED
     assert actions[2 * REMEMBERED] not in (*first, BK)
@@ -109,7 +120,7 @@ def test_a_first_token_that_can_not_be_remembered_stays() -> None:
 def test_open_actions_are_likely_not_deleted_and_end_at_a_leaf() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.2]]).log()  # tokens 0, 1, 2; 3 is <eos>; 4 is <bkspc>
 
-    def found(tokens: list[int], *, may_delete: bool, is_leaf: bool = False, min_p: float = 0.25) -> list[float]:
+    def found(tokens: list[int], *, may_delete: bool, only_ends: bool = False, min_p: float = 0.25) -> list[float]:
         deleted, slot, size, offered = (
             DeletedTokens(1, 2, torch.device("cpu")),
             torch.tensor([0]),
@@ -118,7 +129,7 @@ def test_open_actions_are_likely_not_deleted_and_end_at_a_leaf() -> None:
         )
         for token in tokens:
             deleted.update(slot, size + 1, torch.tensor([token]), torch.tensor([True]), torch.tensor([False]))
-        flags = {"may_delete": torch.tensor([may_delete]), "is_leaf": torch.tensor([is_leaf])}
+        flags = {"may_delete": torch.tensor([may_delete]), "only_ends": torch.tensor([only_ends])}
         keep_open(offered, deleted, slot, size, min_p=min_p, bkspc=4, ends=torch.tensor([3]), eos=3, **flags)
         return [round(p, 6) for p in offered.exp()[0].tolist()]
 
@@ -126,9 +137,10 @@ def test_open_actions_are_likely_not_deleted_and_end_at_a_leaf() -> None:
     assert found([0], may_delete=True) == [0, 0.3, 0.15, 0, 0.2]  # compared with 0.5 all the same
     assert found([0, 1, 2], may_delete=True) == [0, 0, 0, 0, 1]  # none open
     assert found([0, 1, 2], may_delete=False) == [0, 0, 0, 0.05, 0]  # every token that was not deleted
-    assert found([0, 1, 2, 3], may_delete=False) == [0, 0, 0, 1, 0]  # none at all: the row ends
-    assert found([], may_delete=True, is_leaf=True) == [0, 0, 0, 0, 1]
-    assert found([], may_delete=True, is_leaf=True, min_p=0.1) == [0, 0, 0, 0.05, 0.2]
+    assert found([0, 1, 2, 3], may_delete=False) == [0.5, 0.3, 0.15, 0.05, 0]  # none at all: what was deleted, again
+    assert found([0], may_delete=False, only_ends=True) == [0, 0, 0, 0.05, 0]
+    assert found([], may_delete=True, only_ends=True) == [0, 0, 0, 0, 1]
+    assert found([], may_delete=True, only_ends=True, min_p=0.1) == [0, 0, 0, 0.05, 0.2]
 
 
 def test_of_more_deleted_tokens_than_there_is_room_for_the_oldest_returns() -> None:
@@ -208,7 +220,10 @@ def test_in_random_networks_a_search_is_the_naive_search_action_for_action() -> 
 
 
 def test_with_tokens_that_stay_open_the_comparison_fails(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
-    monkeypatch.setattr(DeletedTokens, "close", lambda *_: None)
+    def leave_open(self: DeletedTokens, logits: Tensor, slot: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        return self.tokens[slot, size].long(), torch.full((len(logits), REMEMBERED), -torch.inf, dtype=logits.dtype)
+
+    monkeypatch.setattr(DeletedTokens, "close", leave_open)
     options: dict[str, Any] = {"search": True, "backspace_bias": 4.0, "max_new_tokens": 4, "max_actions": 40}
     prompts = ragged_prompts(12, 3)
     chosen = [t.chosen for t in policy.generate(prompts, **options).trajectories]
@@ -252,9 +267,9 @@ def adversarial_table(number: int) -> Table:
 def test_a_search_ends_in_each_of_5000_adversarial_tables_and_pushes_no_edge_twice(greedy: bool) -> None:
     """Three tokens, depth 3: 39 edges at most. A row that could go on for ever would reach the limit of 1,000 actions."""
     most = 0
-    for first in range(0, 5000, 1000):
+    for first in range(0 if greedy else 5000, 5000 if greedy else 10_000, 1000):
         tables = [adversarial_table(first + row) for row in range(1000)]
-        for actions in decode(tables, depth=3, choice=Choice(greedy=greedy, search=0.05), max_actions=1000):
+        for actions in decode(tables, depth=3, choice=Choice(greedy=greedy, search_min_p=0.05), max_actions=1000):
             pushed = paths_of(actions)
             assert len(set(pushed)) == len(pushed)
             assert actions[-1] == EOS
@@ -278,7 +293,9 @@ def test_a_search_finds_the_leaf_in_500_trees_that_branch_everywhere(branches: i
     tables = [table(leaf) for leaf in leaves]
     edges = sum(branches**level for level in range(1, depth + 1))
     for actions, leaf in zip(
-        decode(tables, depth=depth, choice=Choice(greedy=True, search=0.05), max_actions=9999), leaves, strict=True
+        decode(tables, depth=depth, choice=Choice(greedy=True, search_min_p=0.05), max_actions=9999),
+        leaves,
+        strict=True,
     ):
         pushed = paths_of(actions)
         assert pushed[-1] == (*leaf, EOS)
@@ -297,8 +314,8 @@ def test_a_search_is_greedy_protects_the_prompt_and_has_room_for_dead_ends() -> 
     assert (sampling.temperature, sampling.protect_prompt, sampling.action_limit) == (0.0, True, 161)
     assert sampling.action_limit == action_limit(5, search=True)
     assert Sampling(max_new_tokens=5).temperature == 1.0
-    assert Sampling(search=True, temperature=0.7, seed=1).choice().search == 0.05
-    assert Sampling(search=True, min_p=0.2).choice().search == 0.2
+    assert Sampling(search=True, temperature=0.7, seed=1).choice().search_min_p == 0.05
+    assert Sampling(search=True, min_p=0.2).choice().search_min_p == 0.2
 
 
 @pytest.mark.parametrize(
@@ -308,7 +325,12 @@ def test_a_search_is_greedy_protects_the_prompt_and_has_room_for_dead_ends() -> 
         ({"self_loops": True}, "`self_loops` must be left out with `search`"),
         ({"hold_back": 3}, "`hold_back` must be left out with `search`, which deletes back to the prompt"),
         ({"min_p": 0.0}, "`min_p` must be above 0 with `search`"),
-        ({"seed": 1}, "would be ignored at temperature 0"),
+        ({"backspace_bias": -math.inf}, "`backspace_bias` must not be -inf with `search`"),
+        (
+            {"max_actions": 6, "max_new_tokens": 4},
+            r"`max_actions` must be at least `max_new_tokens` \+ 3 with `search`",
+        ),
+        ({"seed": 1, "min_p": 0.1}, "^`seed` would be ignored at temperature 0"),
     ],
 )
 def test_an_option_that_a_search_would_ignore_is_refused(options: dict[str, Any], message: str) -> None:
@@ -330,44 +352,40 @@ def test_a_prescribed_action_that_is_not_open_is_not_taken(policy: Policy) -> No
     assert trajectory.chosen == (10, 20, BK, BK, EOS)
 
 
+NEEDS = "`search` needs a model with `bkspc_token_id`, `protect_prompt=True`"
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"bkspc_token_id": 9, "protect_prompt": False}, {"bkspc_token_id": 9, "hold_back": 2}]
+    ("options", "message"),
+    [
+        ({}, NEEDS),
+        ({"bkspc_token_id": 9, "protect_prompt": False}, NEEDS),
+        ({"bkspc_token_id": 9, "hold_back": 2}, NEEDS),
+        ({"bkspc_token_id": 9, "do_sample": True, "min_p": 0.0}, "`min_p` must be above 0 and at most 1 with `search`"),
+        ({"bkspc_token_id": 9, "backspace_bias": -math.inf}, "`backspace_bias` must not be -inf with `search`"),
+    ],
 )
-def test_custom_generate_refuses_a_search_that_can_not_work(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="`search` needs a model with `bkspc_token_id`, `protect_prompt=True`"):
+def test_custom_generate_refuses_a_search_that_can_not_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         llama().generate(
             torch.tensor([[5, 6]]), custom_generate=sequencematch.generate, search=True, max_new_tokens=4, **options
         )
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_custom_generate_searches_as_the_policy_does(sampled: bool) -> None:
-    """Token 9 of the model is taken for <bkspc>; the policy has the same row behind a vocabulary without that token."""
-    model = llama()
-    policy = Policy(llama())
+def test_custom_generate_searches_as_the_policy_does() -> None:
+    """Token 9 of the model is taken for <bkspc>; the policy has the same row behind a vocabulary without that token.
+
+    Sampled searches are compared in exports, where both have <bkspc> in the same place.
+    """
+    model, policy = llama(), Policy(llama())
     with torch.no_grad():
         policy.backspace.row.copy_(model.get_output_embeddings().weight[9])
-    never_nine = transformers.SuppressTokensLogitsProcessor([9])
-    theirs: dict[str, Any] = (
-        {"do_sample": True, "top_k": 0, "seed": 3, "min_p": 0.1} if sampled else {"do_sample": False}
-    )
-    ours: dict[str, Any] = {"temperature": 1.0, "seed": 3, "min_p": 0.1} if sampled else {}
-    deleted = 0
+    never_nine, deleted = transformers.SuppressTokensLogitsProcessor([9]), 0
+    options: dict[str, Any] = {"search": True, "backspace_bias": 3.0, "max_new_tokens": 5}
+    theirs = {"custom_generate": sequencematch.generate, "bkspc_token_id": 9, "do_sample": False}
     for prompt in ([5, 6, 7], [20, 21], [11]):
-        done = model.generate(
-            torch.tensor([prompt]),
-            custom_generate=sequencematch.generate,
-            search=True,
-            bkspc_token_id=9,
-            backspace_bias=3.0,
-            max_new_tokens=5,
-            return_dict_in_generate=True,
-            **theirs,
-        )
-        (trajectory,) = policy.generate(
-            prompt, search=True, backspace_bias=3.0, max_new_tokens=5, logits_processor=never_nine, **ours
-        ).trajectories
-        if not sampled:  # sampling inverts a distribution whose actions are in another order there
-            assert [BK if action == 9 else action for action in done.actions[0]] == list(trajectory.chosen)
+        done = model.generate(torch.tensor([prompt]), return_dict_in_generate=True, **theirs, **options)
+        (trajectory,) = policy.generate(prompt, logits_processor=never_nine, **options).trajectories
+        assert [BK if action == 9 else action for action in done.actions[0]] == list(trajectory.chosen)
         deleted += done.actions[0].count(9)
     assert deleted >= 5

@@ -57,8 +57,8 @@ class Sampling:
     `search` is a depth-first search for an answer. In each state a row tries, one after another, the tokens whose probability
     is at least `min_p` (0.05 by default) of the likeliest token's, or deletes if `<bkspc>` is likelier; it must delete when it
     has tried them all, and at full length without `<eos>`. It is greedy by default; at a temperature it tries tokens at
-    random, without replacement. It never deletes the prompt, tries every token after the prompt before it gives up there, and
-    stops deleting while it still has the actions to write an answer: 32 · `max_new_tokens` + 1 actions by default.
+    random, without replacement. It never deletes the prompt. Right after the prompt every token may be tried, but for 32 at most.
+    It stops deleting while it still has the actions to write an answer: 32 · `max_new_tokens` + 1 actions by default.
 
     `protect_prompt` keeps `<bkspc>` from deleting the prompt. With `hold_back` = k a token with k more above it is never
     deleted, so a stream can send it: its text is append-only, k tokens late. Where nothing may be deleted, `<bkspc>` is not
@@ -123,8 +123,6 @@ class Sampling:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.search:
-            self._check_search()
         if self.temperature is None:
             object.__setattr__(self, "temperature", 0.0 if self.search else 1.0)
         for name, least in (
@@ -144,13 +142,13 @@ class Sampling:
                 raise ValueError(f"`{name}` must be {expected}. Got {value!r}.")
             object.__setattr__(self, name, float(value))
         object.__setattr__(self, "stop_tokens", tuple(map(operator.index, self.stop_tokens)))
-        ignored = {"top_k": self.top_k, "top_p": self.top_p, "seed": self.seed} | (
-            {} if self.search else {"min_p": self.min_p}
-        )
-        if self.greedy and any(value is not None for value in ignored.values()):
-            raise ValueError(
-                "`top_k`, `top_p`, `min_p` and `seed` would be ignored at temperature 0, which is greedy. Leave them out."
-            )
+        ignored = [name for name in ("top_k", "top_p", "min_p", "seed") if getattr(self, name) is not None]
+        if self.search:
+            self._check_search()
+            ignored = [name for name in ignored if name != "min_p"]
+        if self.greedy and ignored:
+            names = " and ".join(f"`{name}`" for name in ignored)
+            raise ValueError(f"{names} would be ignored at temperature 0, which is greedy. Leave out what is ignored.")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"`min_new_tokens` must not exceed `max_new_tokens`. Got {self.min_new_tokens} and {self.max_new_tokens}."
@@ -166,6 +164,13 @@ class Sampling:
             raise ValueError("`hold_back` must be left out with `search`, which deletes back to the prompt.")
         if self.min_p == 0:
             raise ValueError("`min_p` must be above 0 with `search`, which would try every token. Got 0.")
+        if self.backspace_bias == -math.inf:
+            raise ValueError("`backspace_bias` must not be -inf with `search`, which has to delete.")
+        if self.max_actions is not None and self.max_actions < self.max_new_tokens + 3:
+            raise ValueError(
+                f"`max_actions` must be at least `max_new_tokens` + 3 with `search`, or there is no room for a deletion. Got "
+                f"{self.max_actions} and {self.max_new_tokens}."
+            )
         object.__setattr__(self, "protect_prompt", True)
 
     def _set_whole(self, name: str, least: int | None) -> None:

@@ -23,7 +23,7 @@ SAMPLING_BLOCK = 256
 class Choice:
     """Greedy or random choice, after changes to the logits: `backspace_bias`, `ban_deleted`, `process`, `warp`, in this order.
 
-    `search` is the `min_p` of a search, which then leaves the actions that are open; None without a search.
+    `search_min_p` is the `min_p` of a search, which comes last and leaves the actions that are open; None without a search.
     """
 
     greedy: bool = False
@@ -31,12 +31,12 @@ class Choice:
     warp: Warp | None = None
     ban_deleted: bool = False
     backspace_bias: float = 0.0
-    search: float | None = None
+    search_min_p: float | None = None
 
     @property
     def changes_logits(self) -> bool:
         """Whether actions are chosen from other logits than the model's."""
-        return bool(self.process or self.warp or self.ban_deleted or self.backspace_bias or self.search)
+        return bool(self.process or self.warp or self.ban_deleted or self.backspace_bias or self.search_min_p)
 
 
 def row_by_row(processor: Callable[[Tensor, Tensor], Tensor]) -> Process:

@@ -4,6 +4,7 @@ Needs torch and transformers alone: `Policy.export` writes this file, as `genera
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,11 @@ def backtrack(
         raise ValueError(
             "`search` needs a model with `bkspc_token_id`, `protect_prompt=True`, and neither `ban_deleted` nor `hold_back`."
         )
+    min_p = config.min_p if config.min_p is not None else MIN_P
+    if search and not 0 < min_p <= 1:
+        raise ValueError(f"`min_p` must be above 0 and at most 1 with `search`. Got {min_p}.")
+    if search and backspace_bias == -math.inf:
+        raise ValueError("`backspace_bias` must not be -inf with `search`, which has to delete.")
     # Not a named parameter: transformers would pass it twice.
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
@@ -133,13 +139,12 @@ def backtrack(
     probe_decoder(model, head, limits, vocab_size)
     processors = _own_processors(bkspc, logits_processor or LogitsProcessorList(), search)
     number = int(torch.randint(2**31, ())) if seed is None and config.do_sample else seed or 0
-    min_p = config.min_p if config.min_p is not None else MIN_P
     choice = Choice(
         not config.do_sample,
         row_by_row(processors) if processors else None,
         ban_deleted=ban_deleted,
         backspace_bias=backspace_bias,
-        search=min_p if search else None,
+        search_min_p=min_p if search else None,
     )
     decoder = Decoder(model, head, limits, choice, slots=len(prompts), longest_prompt=max(map(len, prompts)))
     drawn = [uniforms(number, row, limits.max_actions) for row in range(len(prompts))]

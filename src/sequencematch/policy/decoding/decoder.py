@@ -104,7 +104,7 @@ class Decoder:
         )
         self.cache = self.cache_type(slots, self.depth + 1)
         self.hidden = torch.empty(0)
-        remembers = choice.ban_deleted or choice.search is not None
+        remembers = choice.ban_deleted or choice.search_min_p is not None
         self.deleted = DeletedTokens(slots, self.depth, self.device) if remembers else None
 
     @torch.no_grad()
@@ -196,8 +196,9 @@ class Decoder:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
             logits = choice.warp(logits)
-        if choice.search is not None:
-            self._search(logits, slot, size, taken, written)
+        is_stuck = None
+        if choice.search_min_p is not None:
+            is_stuck = self._search(logits, choice.search_min_p, slot, size, taken, written)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         if value is None:
@@ -220,8 +221,10 @@ class Decoder:
         pops = acts & is_bkspc & ~is_cut & ~at_floor
         pushes = acts & is_token & ~is_cut
         if self.deleted is not None:
-            if choice.search is not None:  # a deletion that could not be remembered: the next token stays
-                self.floor[these] += pushes & (size <= self.floor[these]) & self.deleted.is_full(slot, size)
+            if is_stuck is not None:
+                # Nothing is left to try here, or to remember: raise the floor, so that the next token is never deleted.
+                stays = is_stuck | self.deleted.is_full(slot, size)
+                self.floor[these] += pushes & (size <= self.floor[these]) & stays
             self.deleted.update(slot, size, self.tokens[slot, size - 1], pops, pushes)
         self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
         self.taken[these] = taken + acts
@@ -231,29 +234,31 @@ class Decoder:
         self.has_pushed[these] |= pushes
         return action, executed
 
-    def _search(self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor) -> None:
-        """Leave the logits of the actions that a search may choose in each row's state, in place.
+    def _search(
+        self, logits: Tensor, min_p: float, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor
+    ) -> Tensor:
+        """Leave the logits of the actions that a search may choose, in place. Returns which rows have nothing left to try.
 
         A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
         of full length and `<eos>`, it deletes no more.
         """
-        limits, deleted, min_p = self.limits, self.deleted, self.choice.search
-        assert min_p is not None
+        limits, deleted = self.limits, self.deleted
         assert deleted is not None
         assert limits.bkspc is not None
         room = limits.max_new_tokens - written + 1
-        keep_open(
+        # A deletion takes one action, and one more to fill the room that it makes.
+        may_delete = (size > self.floor[slot]) & (limits.max_actions - taken >= room + 2)
+        return keep_open(
             logits,
             deleted,
             slot,
             size,
             min_p=min_p,
             bkspc=limits.bkspc,
-            ends=self.ends,
+            ends=torch.cat([self.ends, self.stops]),
             eos=limits.eos,
-            # A deletion takes one action, and one more to fill the room that it makes.
-            may_delete=(size > self.floor[slot]) & (limits.max_actions - taken >= room + 2),
-            is_leaf=(written >= limits.max_new_tokens) | deleted.is_full(slot, size),
+            may_delete=may_delete,
+            only_ends=(written >= limits.max_new_tokens) | (may_delete & deleted.is_full(slot, size)),
         )
 
     def _raise_floor(self, these: Any) -> None:

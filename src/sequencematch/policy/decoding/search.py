@@ -40,12 +40,18 @@ class DeletedTokens:
         """Whether no further token can be remembered in the state."""
         return self.count[slot, size] >= REMEMBERED
 
-    def close(self, logits: Tensor, slot: Tensor, size: Tensor) -> None:
-        """Set the logits of the tokens that were deleted in each row's state to -inf, in place."""
+    def close(self, logits: Tensor, slot: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        """Set the logits of the tokens that were deleted in each row's state to -inf, in place.
+
+        Returns these tokens and the logits that they had, [row, `REMEMBERED`]; the logit is -inf in places without a token.
+        """
+        tokens = self.tokens[slot, size].long()
         is_known = torch.arange(REMEMBERED, device=logits.device) < self.count[slot, size][:, None]
+        before = logits.gather(1, tokens).masked_fill_(~is_known, -torch.inf)
         # The smallest of the logit and ±inf: several entries may name one token.
-        limits = torch.full_like(is_known, torch.inf, dtype=logits.dtype).masked_fill_(is_known, -torch.inf)
-        logits.scatter_reduce_(1, self.tokens[slot, size].long(), limits, reduce="amin")
+        limits = torch.full_like(before, torch.inf).masked_fill_(is_known, -torch.inf)
+        logits.scatter_reduce_(1, tokens, limits, reduce="amin")
+        return tokens, before
 
     def update(self, slot: Tensor, size: Tensor, top: Tensor, pops: Tensor, pushes: Tensor) -> None:
         """After an action in states of `size` tokens: remember `top` where it was deleted; a new state starts with none."""
@@ -68,23 +74,28 @@ def keep_open(
     ends: Tensor,
     eos: int,
     may_delete: Tensor,
-    is_leaf: Tensor,
-) -> None:
-    """Set the logits of the actions that a search does not take to -inf, in place.
+    only_ends: Tensor,
+) -> Tensor:
+    """Set the logits of the actions that a search does not take to -inf, in place. Returns which rows have nothing left to try.
 
-    A token is open if it was not deleted in the state and its probability is at least `min_p` of the likeliest token's; where
-    `is_leaf`, only a token of `ends` can be open. A row that `may_delete` chooses among the open tokens and `<bkspc>`, and must
-    delete if no token is open. Any other row chooses among all tokens that were not deleted, and ends if there are none.
+    A token is open if it was not deleted in the state and, in a row that `may_delete`, its probability is at least `min_p` of the
+    likeliest token's; with `only_ends`, if it is one of `ends` as well. A row that `may_delete` chooses among the open tokens
+    and `<bkspc>`, and must delete if no token is open. Any other row chooses among the open tokens. If it has none, the tokens
+    that were deleted are offered again; if there are none of these either, the row ends.
     """
     own = logits[:, bkspc].clone()
     logits[:, bkspc] = -torch.inf
-    least = logits.amax(1) + math.log(min_p)  # of all tokens, also of those deleted
-    deleted.close(logits, slot, size)
+    least = torch.where(
+        may_delete, logits.amax(1) + math.log(min_p), -torch.inf
+    )  # of all tokens, also of those deleted
+    tokens, before = deleted.close(logits, slot, size)
     at_ends = logits[:, ends]
-    bound = torch.where(may_delete, torch.where(is_leaf, torch.inf, least), -torch.inf)
-    logits.masked_fill_(logits < bound[:, None], -torch.inf)
+    logits.masked_fill_(logits < torch.where(only_ends, torch.inf, least)[:, None], -torch.inf)
     open_ends = at_ends.masked_fill(at_ends < least[:, None], -torch.inf)
-    logits[:, ends] = torch.where((may_delete & is_leaf)[:, None], open_ends, logits[:, ends])
+    logits[:, ends] = torch.where(only_ends[:, None], open_ends, logits[:, ends])
     has_none = logits.amax(1) == -torch.inf
     logits[:, bkspc] = torch.where(may_delete, torch.where(has_none, 0, own), -torch.inf)
-    logits[:, eos] = torch.where(has_none & ~may_delete, 0, logits[:, eos])
+    is_stuck = has_none & ~may_delete
+    logits.scatter_reduce_(1, tokens, before.masked_fill(~is_stuck[:, None], -torch.inf), reduce="amax")
+    logits[:, eos] = torch.where(is_stuck & (before.amax(1) == -torch.inf), 0, logits[:, eos])
+    return is_stuck
