@@ -276,7 +276,8 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
     for bad, ids in ((EOS, "5 to 5"), (BK, "6 to 6"), (-1, "-1 to -1")):
         with pytest.raises(
             ValueError,
-            match=re.escape("`source` must draw token ids in [0, 6) that end no sequence") + f".* from {ids}",
+            match=re.escape("`source` must draw token ids in [0, 6) other than <eos>, <bos> and padding")
+            + f".* from {ids}",
         ):
             add_noise(LONG, 0.5, lambda steps, *_, bad=bad: [bad] * len(steps), generator)
     with pytest.raises(ValueError, match=re.escape("`ends` must hold at least 1 besides <eos>, <bos> and padding")):

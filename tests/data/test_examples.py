@@ -98,6 +98,7 @@ def test_rows_that_rollouts_start_from_need_no_completion_and_do_not_read_it() -
     prompt = Example((*ids("u:hi"), EOS, *ids(";a:")), (), is_text=False)
     assert replace(read(answered, template=True, prompts_only=True), end=None) == prompt
     assert read({"prompt": chat}, template=True, prompts_only=True) == prompt
+    assert read({"messages": chat}, template=True, prompts_only=True) == prompt
     with pytest.raises(
         ValueError, match=r"must have the columns `text`, `prompt`, `messages`, or `input_ids`. Got 'x'."
     ):

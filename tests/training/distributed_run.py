@@ -53,6 +53,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "one rollout at a time": Case({"generation_batch_size": 1, "bc_steps": 1, "bc_anneal_steps": 2}),
         "noise of the model": Case({"objective": "bc", "noise_source": "model"}),
         "gradients clipped": Case({"objective": "bc", "max_grad_norm": 1.0}),
+        "corrections": Case({"objective": "bc", "correction_rate": 0.7}),
         "offset head apart": Case({"offset_lr_multiplier": 5.0, "max_grad_norm": 1.0}),
         "weights tied, saved": Case(
             {"save_strategy": "steps", "save_steps": STEPS, "save_only_model": True}, tied=True

@@ -57,6 +57,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "`noise_burst` would be ignored: `noise_rate` is 0. Got noise_burst=2; leave it out, or set `noise_rate`.",
     ),
     "ignored corrections": ({"correction_rate": 0.5}, "`correction_rate` would be ignored: it is for objective 'bc'"),
+    "endless corrections": ({"objective": "bc", "correction_rate": float("inf")}, "`correction_rate` must be finite"),
     "corrections": ({"objective": "bc", "correction_rate": -1.0}, "`correction_rate` must not be negative"),
     "ignored mixture": ({"divergence": "js", "mixture_weight": 0.4}, "`mixture_weight` would be ignored"),
     "mixture": ({"mixture_weight": 0.0}, "`mixture_weight` must lie in"),

@@ -159,6 +159,11 @@ def test_a_wrong_end_is_corrected_by_deleting_or_by_the_next_token() -> None:
             assert (correct.chosen, correct.executed) == ((action,), (eos,))
             assert correction(Experience(made, 0, right_action=action), max_length=len(correct.initial)) is None
     assert right_action(Trajectory.rollout(SPACE, (4,), (9, eos)), Example((4,), (5,), is_text=True)) is None
+    # Cut to six nodes for the buffer, the rollout stands at 4 5 6, a right beginning: its own end is not known any more.
+    whole = Trajectory.rollout(SPACE, answer.prompt, (6, 9, bkspc, 9, bkspc, 7, 8, eos))
+    assert right_action(whole, answer) == bkspc
+    assert whole.truncate(6).final_state.tokens == (4, 5, 6, eos)
+    assert correction(Experience(whole.truncate(6), 0, right_action=bkspc), max_length=6) is None
 
 
 def test_a_buffer_keeps_what_was_right(tmp_path: Path) -> None:

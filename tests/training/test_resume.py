@@ -333,6 +333,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "noise_of_the_model": {"noise_source": "model"},
     "packing": {"packing": True},
     "offset_head_apart": {"offset_lr_multiplier": 20.0},
+    "corrections": {
+        "objective": "bc",
+        "correction_rate": 0.7,
+        "dataset": [{"prompt": row["text"][:2], "completion": row["text"][2:]} for row in ROWS],
+    },
     "prompts_of_their_own": {"rollout_dataset": [{"prompt": f"{letter} "} for letter in "abcdefg"]},
 }
 

@@ -103,10 +103,12 @@ def add_noise(
         steps += [t] * length
         rights += [right[t]] + [bkspc] * (length - 1)
     wrong = source(steps, rights, generator)
-    if min(wrong) < 0 or max(wrong) >= bkspc or not trajectory.space.ends.isdisjoint(wrong):
+    if len(wrong) != len(steps):
+        raise ValueError(f"`source` must draw a token for each of {len(steps)} places. Got {len(wrong)}.")
+    if min(wrong) < 0 or max(wrong) >= bkspc or not trajectory.space.special.isdisjoint(wrong):
         raise ValueError(
-            f"`source` must draw token ids in [0, {bkspc}) that end no sequence: they are pushed and deleted again. "
-            f"Got ids from {min(wrong)} to {max(wrong)}."
+            f"`source` must draw token ids in [0, {bkspc}) other than <eos>, <bos> and padding: they are pushed and deleted "
+            f"again. Got ids from {min(wrong)} to {max(wrong)}."
         )
 
     chosen: list[int] = []

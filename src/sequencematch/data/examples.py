@@ -57,7 +57,7 @@ class Reader:
         """Read one row."""
         if not isinstance(row, Mapping):
             raise ValueError(f"must be a dict. Got {type(row).__name__}.")
-        formats = {**_FORMATS, "prompt": _from_prompt} if self.prompts_only else _FORMATS
+        formats = {**_FORMATS, **_PROMPT_FORMATS} if self.prompts_only else _FORMATS
         pair = ["prompt"] if self.prompts_only else ["prompt", "completion"]
         found = next((name for name in formats if name in row and (name != "prompt" or set(pair) <= set(row))), None)
         if found is None:
@@ -197,6 +197,17 @@ def _from_text(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -
     return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
 
 
+def _from_asked(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:
+    """A conversation up to where the model's turn begins; a last turn of the assistant is its answer, and is left out."""
+    messages = list(row["messages"])
+    if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant":
+        return _from_messages(row, tokenizer, ends)
+    if not messages or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages):
+        raise ValueError("must have `messages`: dicts with `role` and `content`, at least one.")
+    prompt = tokenizer(chat_prompt(messages, tokenizer), add_special_tokens=False)["input_ids"]
+    return Example(tuple(prompt), (), is_text=False)
+
+
 def _from_prompt(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
     prompt = row["prompt"]
     if not isinstance(prompt, str):
@@ -276,6 +287,9 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any, AbstractSet[int]], Exam
     "prompt": _from_pair,
     "text": _from_text,
 }
+
+#: The formats of rows that may lack a completion.
+_PROMPT_FORMATS = {"prompt": _from_prompt, "messages": _from_asked}
 
 
 def _tokenize(text: Any, tokenizer: Any, column: str) -> list[int]:

@@ -73,7 +73,7 @@ class SequenceMatchConfig(TrainingArguments):
     )
     noise_burst: int = field(
         default=1,
-        metadata={"help": "Most wrong tokens in a row; each burst has 1 to so many, uniformly. Paper: 1 (§4.2)."},
+        metadata={"help": "Longest burst of wrong tokens; lengths are uniform from 1 to this. Paper: 1 (§4.2)."},
     )
     noise_excludes_right: bool = field(
         default=True, metadata={"help": "Never draw the right token as noise. Paper: it may be drawn (§4.2)."}
@@ -259,6 +259,8 @@ class SequenceMatchConfig(TrainingArguments):
             )
         if self.max_length < 2:
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
+        if not math.isfinite(self.correction_rate):
+            raise ValueError(f"`correction_rate` must be finite. Got {self.correction_rate}.")
         if self.correction_rate and self.objective != "bc":
             raise ValueError(
                 f"`correction_rate` would be ignored: it is for objective 'bc'. Got {self.correction_rate} and objective "

@@ -146,9 +146,9 @@ def _describe_ends(rollouts: Scores, right: Sequence[bool | None]) -> dict[str, 
     judged = {"right": True, "wrong": False}
     return {
         f"values/rollouts/final_{name}": Signal.mean(
-            rollouts.final_value[[i for i, r in enumerate(right) if r is is_it]]
+            rollouts.final_value[[i for i, r in enumerate(right) if r is wanted]]
         )
-        for name, is_it in judged.items()
+        for name, wanted in judged.items()
     }
 
 

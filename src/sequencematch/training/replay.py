@@ -88,7 +88,7 @@ class ReplayBuffer:
         save_file(tensors, path)
 
     def load(self, path: Path, space: ActionSpace) -> None:
-        """Load the rollouts and counts that `save` wrote; older files don't say which rollouts are right, and what was."""
+        """Load what `save` wrote. Files of older versions have neither `right` nor `right_action`; both are then None."""
         state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
         self.made, self.drawn = state["counts"]
         self.rollouts, start, step = [], 0, 0

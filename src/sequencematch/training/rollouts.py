@@ -97,10 +97,13 @@ def right_action(trajectory: Trajectory, example: Example) -> int | None:
 
 
 def correction(experience: Experience, max_length: int) -> Trajectory | None:
-    """The end of a wrong rollout as a data trajectory of one decision: the right action there. None without one, or room."""
+    """The end of a wrong rollout as a data trajectory of one decision: the right action there.
+
+    None if no such action is known, if the state fills `max_length`, or if the stored rollout was cut before its end.
+    """
     action, rollout = experience.right_action, experience.trajectory
     state = rollout.final_state.tokens[:-1]
-    if action is None or len(state) >= max_length:
+    if action is None or rollout.truncated or len(state) >= max_length:
         return None
     # Executing <eos> ends the trajectory: nothing but the one decision is scored.
     return Trajectory(rollout.space, state, (action,), (rollout.space.eos,), (False,))

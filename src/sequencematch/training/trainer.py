@@ -180,11 +180,15 @@ class SequenceMatchTrainer(Trainer):
         return super()._get_grad_norm(model, grad_norm=grad_norm)
 
     def _clip_apart(self, max_norm: float) -> Any:
-        """Clip the offset head's gradient and that of the rest, each by its own norm; log the first, return the second."""
+        """Clip the offset head's gradient and that of the rest, each by its own norm; log the first, return the second.
+
+        If the first is not finite it is returned, so that the run stops.
+        """
         head, rest = partition(self.model.parameters(), self.model.backspace.offset_parameters())
         norm = self.accelerator.clip_grad_norm_(rest, max_norm)  # in float16 this unscales the head's gradient, too
-        self.signals.add({"grad_norm/offset": Signal.mean(clip(head, max_norm)[None])})
-        return norm
+        own = clip(head, max_norm)
+        self.signals.add({"grad_norm/offset": Signal.mean(own[None])})
+        return norm if bool(own.isfinite()) else own
 
     def get_train_dataloader(self) -> Any:
         """As in transformers, but with its own generator: draws from torch's global one would change the model's dropout."""
