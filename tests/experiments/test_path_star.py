@@ -1,5 +1,6 @@
 """The study of networks on path-star graphs: its rows, its peers, its cells."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
 
     monkeypatch.setattr(training, "new_model", refuse)
     assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
+    with pytest.raises(ValueError, match=r"was trained with another budget.*steps=4.*Choose another folder"):
+        run_cell(cell, dataclasses.replace(TINY, steps=5), tmp_path)
 
 
 def test_the_experiment_collects_its_cells_and_draws_them_without_training(
@@ -170,11 +173,11 @@ def test_a_table_has_means_and_ranges_over_seeds() -> None:
 
 
 def test_passes_of_a_decoding_are_per_graph() -> None:
-    """8 passes for each right answer, of which there are 3 in 4 graphs: 6 for each graph."""
+    """8 passes for each right answer, of which there are 3 in 4 graphs: 6 for each graph, one of them over the prompt."""
     measures = [{"name": "accuracy", "value": 0.75}, {"name": "forward passes per right answer", "value": 8.0}]
     cell = {"method": "bc", "seed": 1, "arms": 3, "length": 4}
     (found,) = ways([{"cell": cell, "decodings": {"search": measures}}])
-    assert found == Way("bc", "search", 1, 3, 4, 0.75, 6.0)
+    assert found == Way("bc", "search", 1, 3, 4, 0.75, 5.0)
     (tuned,) = ways([{"cell": cell, "peers": {"search, deleting below p = 0.3": {"accuracy": 0.5, "passes": 4.0}}}])
     assert tuned.decoding == "search, deleting below a threshold"
 

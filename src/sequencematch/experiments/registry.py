@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
-        "path_star": "Networks on path-star graphs beside their peers. --preset gpu: an hour on an H200 with --jobs 12.",
+        "path_star": "Networks on path-star graphs beside their peers. --preset gpu: hours on a GPU; cpu: only a trial.",
     }
 )
 #: The module of an experiment in `sequencematch.experiments`, where it has another name.

@@ -87,14 +87,8 @@ def watch(console: "Console", policy: Policy, prompt: str, *, pause_s: float = 0
                 words.append("<bkspc>")
             elif event.executed not in space.ends:
                 words.append(tokenizer.decode([event.executed]).strip())
-            path, _ = walk(words)
-            note = (
-                "deletes"
-                if event.executed == space.bkspc
-                else "arrives"
-                if path and path[-1] == star.goal
-                else "writes"
-            )
+            is_there = tuple(walk(words)[0]) in star.arms and words[-1] == star.goal
+            note = "deletes" if event.executed == space.bkspc else "arrives" if is_there else "writes"
             if live is not None:
                 live.update(picture(note), refresh=True)
     if not is_live:

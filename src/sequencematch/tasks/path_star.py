@@ -65,7 +65,7 @@ class PathStar(Task):
             )
         possible = math.perm(self.names, nodes) // math.factorial(
             self.arms - 1
-        )  # the order of the other arms is nothing
+        )  # the order of the other arms does not matter
         if 2 * self.test_size > possible:
             raise ValueError(
                 f"`test_size` must be at most half of all graphs, {possible // 2:,} here: the others are for training. "

@@ -37,7 +37,8 @@ def ways(results: Iterable[Mapping[str, Any]]) -> list[Way]:
         for name, measures in result.get("decodings", {}).items():
             by_name = {measure["name"]: measure["value"] for measure in measures}
             right = by_name["accuracy"]
-            passes = by_name["forward passes per right answer"] * right if right else math.nan
+            # Of each graph, the first pass is the prompt's.
+            passes = by_name["forward passes per right answer"] * right - 1 if right else math.nan
             found.append(Way(method, name, **shape, accuracy=right, passes=passes))
     return found
 
@@ -51,10 +52,17 @@ def table(found: Sequence[Way], arms: int, length: int) -> str:
     rows = []
     for (method, decoding), group in groups.items():
         right = [100 * way.accuracy for way in group]
-        spread = f"{mean(right):.1f} [{min(right):.1f}, {max(right):.1f}]" if len(right) > 1 else f"{right[0]:.1f}"
+        spread = _percent(mean(right))
+        if len(right) > 1:
+            spread += f" [{_percent(min(right))}, {_percent(max(right))}]"
         rows.append([method, decoding, spread, f"{mean(way.passes for way in group):.1f}", str(len(group))])
     headings = ["trained by", "decoded by", "right, %", "passes", "seeds"]
     return "\n".join(table_lines(headings, rows)) + "\n"
+
+
+def _percent(number: float) -> str:
+    """One decimal, but two where nearly all is not all."""
+    return f"{number:.2f}" if 99.9 < number < 100 else f"{number:.1f}"
 
 
 #: Decodings of networks that delete, in the order of the figure: name → label and colour.
@@ -106,8 +114,11 @@ def _by_decoding(axes: Any, here: Sequence[Way], arms: int) -> None:
         for place, (decoding, (label, colour)) in enumerate(SHOWN.items()):
             values = [100 * way.accuracy for way in here if (way.method, way.decoding) == (method, decoding)]
             height = [row + 0.24 * (place - 1)] * len(values)
-            axes.plot(values, height, "o", ms=5, alpha=0.75, color=colour, label=label if row == 0 else None)
-            axes.plot([mean(values)], height[:1], "|", ms=14, mew=2, color=colour)
+            axes.plot(
+                values, height, "o", ms=5, alpha=0.75, color=colour, label=label if row == len(methods) - 1 else None
+            )
+            if values:
+                axes.plot([mean(values)], height[:1], "|", ms=14, mew=2, color=colour)
     axes.axvline(100 / arms, color="#c0392b", lw=1, ls="--", label=f"a guess, 1/{arms}")
     names = [method.replace("sequencematch", "SequenceMatch").replace("bc", "BC") for method in methods]
     axes.set_yticks(range(len(methods)), names)

@@ -64,7 +64,7 @@ def collect(folder: Path, command: str) -> None:
 
 
 def draw(folder: Path) -> None:
-    """The figure, from `results.json` alone: the shape of graphs with the most networks."""
-    found = report.ways(json.loads((folder / RESULTS).read_text())["cells"])
-    shape = Counter((way.arms, way.length) for way in found).most_common(1)[0][0]
-    report.draw(found, *shape, folder / FIGURE)
+    """The figure, from `results.json` alone: of the shape of graphs with the most networks."""
+    cells = json.loads((folder / RESULTS).read_text())["cells"]
+    shape = Counter((cell["cell"]["arms"], cell["cell"]["length"]) for cell in cells).most_common(1)[0][0]
+    report.draw(report.ways(cells), *shape, folder / FIGURE)

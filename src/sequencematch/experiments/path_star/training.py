@@ -124,7 +124,12 @@ def run_cell(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[s
     """Train a network and measure it; `changes` are settings of the trainer. Returns, and writes, its result."""
     path = folder / "cells" / cell.file
     if path.exists():
-        return dict(json.loads(path.read_text()))
+        known: dict[str, Any] = json.loads(path.read_text())
+        if known["budget"] != asdict(budget):
+            raise ValueError(
+                f"{path} was trained with another budget: {Budget(**known['budget'])}. Choose another folder."
+            )
+        return known
     task, method, began = cell.task, METHODS[cell.method], time.perf_counter()
     tokenizer = word_tokenizer([*task.words(), BACK])
     ids, nodes = load(cell, budget, folder)
