@@ -36,7 +36,7 @@ def search(session: Session) -> Iterator[Measurement]:
         {
             PLAIN: ours(PLAIN, protect_prompt=True),
             CONTROL: ours(CONTROL, protect_prompt=True),
-            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + new_tokens // 4),
+            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + max(3, new_tokens // 4)),
         },
     )
     detail = {"model": scale.decoding.name, "batch": batch, "new_tokens": new_tokens, "actions": actions}

@@ -182,8 +182,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sampled, held back by two": {"seed": 12, "backspace_bias": 5.0, "hold_back": 2},
     "sampled, at least five tokens": {"seed": 13, "backspace_bias": 3.0, "min_new_tokens": 5},
     "stop tokens, few actions": {"seed": 10, "backspace_bias": 4.0, "stop_tokens": STOPS, "max_actions": 7},
-    "search": {"search": True, "backspace_bias": 1.0},
-    "search at temperature 1.2": {"search": True, "seed": 15, "temperature": 1.2, "backspace_bias": 3.0, "min_p": 0.2},
+    "search": {"search": True, "backspace_bias": 1.0, "max_actions": 40},
+    "search at temperature 1.2": {
+        "search": True,
+        "seed": 15,
+        "temperature": 1.2,
+        "backspace_bias": 3.0,
+        "min_p": 0.2,
+        "max_actions": 30,
+    },
     "search, few actions": {"search": True, "backspace_bias": 4.0, "min_p": 0.3, "max_actions": 16},
     "search, stop tokens": {"search": True, "backspace_bias": 2.0, "stop_tokens": STOPS, "max_actions": 40},
     "search, at least three tokens": {
@@ -194,6 +201,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "backspace_bias": 4.0,
         "min_new_tokens": 3,
         "max_new_tokens": 4,
+        "max_actions": 20,
     },
     "search, repetition penalty": {
         "search": True,
@@ -202,6 +210,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "top_k": 9,
         "backspace_bias": 2.0,
         "logits_processor": REPETITION,
+        "max_actions": 30,
     },
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
