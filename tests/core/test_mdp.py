@@ -101,6 +101,7 @@ def test_states_equal_an_independent_stack_machine(trajectory: Trajectory) -> No
     assert [list(s.tokens) for s in states] == oracle.states
     assert [s.absorbing for s in states] == [False] * len(trajectory) + [True]
     assert trajectory.final_state == states[-1]
+    assert trajectory.final_size == len(states[-1].tokens)
     assert trajectory.num_nodes == len(oracle.tokens)
     tokens, depths, alive = trajectory.replay()
     assert (tokens, depths) == (oracle.tokens, oracle.position_ids)

@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal
 
@@ -347,7 +348,7 @@ def _pad(
     sequences: Sequence[Sequence[int]], padding: int, device: torch.device | str | None
 ) -> Int[Tensor, "batch longest"]:
     """Ragged integer sequences → one tensor, padded on the right."""
-    padded = torch.full((len(sequences), max(map(len, sequences))), padding)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = torch.frombuffer(array("q", sequence), dtype=torch.long)
-    return padded.to(device)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    given = torch.arange(int(lengths.max())) < lengths[:, None]
+    flat = torch.frombuffer(array("q", chain.from_iterable(sequences)), dtype=torch.long)
+    return torch.full(given.shape, padding).masked_scatter_(given, flat).to(device)

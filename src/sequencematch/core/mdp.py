@@ -214,6 +214,14 @@ class Trajectory:
         return State((*prompt, *completion, self.executed[-1]), absorbing=True)
 
     @property
+    def final_size(self) -> int:
+        """How many tokens s_T has, its end token included. Needs no replay of the tokens."""
+        size = len(self.initial)
+        for action in self.executed:
+            size += 1 if action != self.space.bkspc else -(size > self.floor)
+        return size
+
+    @property
     def final_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens of s_T without its end token, in two parts: what is left of s₀, and the completion after it."""
         tokens, _, alive = self.replay()

@@ -114,7 +114,7 @@ def describe(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Signal]
     bkspc = trajectories[0].space.bkspc
     chosen = [t.policy_chosen if any(t.policy_chosen) else (True,) * len(t) for t in trajectories]
     prompts = [len(t.initial) + own.count(False) for t, own in zip(trajectories, chosen, strict=True)]
-    kept = [len(t.final_state.tokens) - 1 - prompt for t, prompt in zip(trajectories, prompts, strict=True)]
+    kept = [t.final_size - 1 - prompt for t, prompt in zip(trajectories, prompts, strict=True)]
     deletes = [
         float(action == bkspc)
         for t, own in zip(trajectories, chosen, strict=True)
