@@ -10,26 +10,21 @@ import pytest
 import torch
 
 from sequencematch.core import ActionSpace, Trajectory
-from sequencematch.experiments.path_star import peers, study, training
-from sequencematch.experiments.path_star.cells import METHODS, Budget, Cell
+from sequencematch.experiments import networks, peers
+from sequencematch.experiments.networks import Budget, config, new_model
+from sequencematch.experiments.path_star import study
+from sequencematch.experiments.path_star.cells import METHODS, Cell
 from sequencematch.experiments.path_star.measures import decisive_states
-from sequencematch.experiments.path_star.peers import (
-    ReversedRows,
-    TraceRows,
-    best_by_oracle,
-    best_of,
-    doubts,
-    teacherless,
-    teacherless_answers,
-)
 from sequencematch.experiments.path_star.report import Way, table, ways
-from sequencematch.experiments.path_star.training import Rows, load, new_model, run_cell
+from sequencematch.experiments.path_star.rows import ReversedRows, TraceRows, teacherless, teacherless_answers
+from sequencematch.experiments.path_star.training import Rows, load, run_cell
+from sequencematch.experiments.peers import best_by_oracle, best_of, doubts
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
 
 ROOT = Path(__file__).parents[2]
-TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_graphs=12)
+TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_rows=12)
 #: <bos> 7 4 | 2 7 | 2 5 | 5 9 / 2 9 = 5 9, where a node's id is its name and the others are above 20.
 IDS = np.array([[1, 7, 4, 21, 2, 7, 21, 2, 5, 21, 5, 9, 22, 2, 9, 23, 5, 9]], dtype=np.uint8)
 SPACE = ActionSpace(30, eos=0)
@@ -124,7 +119,7 @@ def test_the_rows_of_a_task_are_drawn_once(tmp_path: Path, monkeypatch: pytest.M
     rows = PathStar(arms=2, length=2, train_size=32).train()
     assert ids.tolist() == [tokenizer(row["prompt"] + row["completion"])["input_ids"] for row in rows]
     assert nodes[0].tolist() == tokenizer.convert_tokens_to_ids(rows[0]["noise_tokens"])
-    monkeypatch.setattr(PathStar, "train", None)
+    monkeypatch.setattr(PathStar, "train_arrays", None)
     assert load(cell, TINY, tmp_path)[0].tolist() == ids.tolist()
 
 
@@ -140,10 +135,23 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(training, "new_model", refuse)
+    monkeypatch.setattr(networks, "new_model", refuse)
     assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
-    with pytest.raises(ValueError, match=r"was trained with another budget.*steps=4.*Choose another folder"):
+    with pytest.raises(ValueError, match=r"was trained with another budget.*'steps': 4.*Choose another folder"):
         run_cell(cell, dataclasses.replace(TINY, steps=5), tmp_path)
+
+
+def test_a_network_on_larger_stars_starts_from_that_on_smaller_ones(tmp_path: Path) -> None:
+    """Without training, its weights are those of the network before it."""
+    cell = Cell("bc", 0, arms=2, length=2, after=(2, 1))
+    budget = dataclasses.replace(TINY, learning_rate=0.0)
+    run_cell(cell, budget, tmp_path, use_cpu=True, tf32=None)
+    before, after = (Policy.from_pretrained(tmp_path / "policies" / f"d2_l{length}_bc_0") for length in (1, 2))
+    assert cell.before == Cell("bc", 0, arms=2, length=1)
+    for old, new in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(old, new)
+    other = Policy(new_model(TINY, before.tokenizer), before.tokenizer)
+    assert not torch.equal(next(other.parameters()), next(after.parameters()))
 
 
 def test_the_experiment_collects_its_cells_and_draws_them_without_training(
@@ -158,7 +166,7 @@ def test_the_experiment_collects_its_cells_and_draws_them_without_training(
     assert judged["judge"]["method"] == "bc, corrected"
     assert list(judged["peers"]) == [f"best of {count} judged by bc, corrected" for count in (2, 3, 5)]
     assert all(cell["final_loss"] > 0 and "log" not in cell for cell in record["cells"] if cell is not judged)
-    monkeypatch.setattr(training, "run_cell", None)
+    monkeypatch.setattr(study, "run_cells", None)
     study.draw(tmp_path)
     assert (tmp_path / "path_star.png").stat().st_size > 10_000
 
@@ -197,8 +205,7 @@ def test_the_page_has_the_table_of_the_recorded_cells(tmp_path: Path) -> None:
 def test_every_method_differs_from_the_others_in_file_and_settings(tmp_path: Path) -> None:
     assert len({Cell(method, 0).file for method in METHODS}) == len(METHODS)
     for method in METHODS:
-        if METHODS[method].rows == "paths":
-            args = training.config(Cell(method, 1), TINY, str(tmp_path), use_cpu=True)
-            assert args.seed == 1
-            assert args.objective == METHODS[method].settings["objective"]
+        args = config(tmp_path, METHODS[method], TINY, 1, room=6, use_cpu=True)
+        assert args.seed == 1
+        assert args.objective == METHODS[method].settings["objective"]
     assert peers.Outcome((True, False), 2.0).accuracy == 0.5

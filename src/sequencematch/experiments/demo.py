@@ -23,7 +23,7 @@ from rich.table import Table
 
 from sequencematch.data.files import write_files
 from sequencematch.evaluation import evaluate
-from sequencematch.experiments.path_star.peers import best_of, samples, searching
+from sequencematch.experiments.peers import best_of, samples, searching
 from sequencematch.experiments.star_graph import watch as watch_walk
 from sequencematch.extras import require
 from sequencematch.metrics import Measure

@@ -1,6 +1,5 @@
 """Path-star graphs: find the path from the centre of a star to the end of one arm   (Bachmann & Nagarajan 2024)."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -81,9 +80,28 @@ class PathStar(Task):
 
     def train(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
         """Rows whose graphs are not in the test."""
-        held_out = {graph.identity for graph in self._held_out()}
-        new = (graph for graph in self._draw("train") if graph.identity not in held_out)
-        return [as_row(graph) for graph in itertools.islice(new, self.train_size)]
+        return [as_row(graph) for graph in _as_graphs(*self.train_arrays())]
+
+    def train_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The graphs of `train` as numbers: edges [graph, edge, 2], and paths with their start [graph, node]."""
+        held_out: dict[tuple[int, ...], set[Any]] = {}
+        for graph in self._held_out():
+            held_out.setdefault(graph.path, set()).add(graph.identity)
+        kept, count = list[tuple[np.ndarray, np.ndarray]](), 0
+        drawn = star_arrays(self.arms, self.length, self.names, hash_seed("train", self.seed))
+        while count < self.train_size:
+            edges, paths = next(drawn)
+            is_new = np.ones(len(paths), bool)
+            for row, path in enumerate(map(tuple, paths.tolist())):
+                if path in held_out:
+                    (graph,) = _as_graphs(edges[row : row + 1], paths[row : row + 1])
+                    is_new[row] = graph.identity not in held_out[path]
+            kept.append((edges[is_new], paths[is_new]))
+            count += int(is_new.sum())
+        if not kept:
+            return np.zeros((0, self.arms * self.length, 2), int), np.zeros((0, self.length + 1), int)
+        edges, paths = (np.concatenate(part)[: self.train_size] for part in zip(*kept, strict=True))
+        return edges, paths
 
     def test(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
         """Rows held out."""
@@ -97,12 +115,9 @@ class PathStar(Task):
         """Every word of a prompt or an answer, for `word_tokenizer`."""
         return [EDGE_END, QUESTION, ANSWER, *map(str, range(self.names))]
 
-    def _draw(self, split: str) -> Iterator[Graph]:
-        return graphs(self.arms, self.length, self.names, hash_seed(split, self.seed))
-
     def _held_out(self) -> list[Graph]:
         found: dict[Any, Graph] = {}
-        drawn = self._draw("test")
+        drawn = graphs(self.arms, self.length, self.names, hash_seed("test", self.seed))
         while len(found) < self.test_size:
             graph = next(drawn)
             found.setdefault(graph.identity, graph)
@@ -111,6 +126,12 @@ class PathStar(Task):
 
 def graphs(arms: int, length: int, names: int, seed: int) -> Iterator[Graph]:
     """An endless stream of random path-star graphs, repeats included; the nodes are some of 0 … names − 1."""
+    for edges, paths in star_arrays(arms, length, names, seed):
+        yield from _as_graphs(edges, paths)
+
+
+def star_arrays(arms: int, length: int, names: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same graphs in batches: edges [graph, edge, 2] in the order of the prompt, and paths [graph, node]."""
     rng = np.random.default_rng(seed)
     while True:
         # Sorting random numbers gives random orders. Arms are drawn alike, so the goal may always be at the end of the first.
@@ -119,9 +140,13 @@ def graphs(arms: int, length: int, names: int, seed: int) -> Iterator[Graph]:
         centre = np.broadcast_to(nodes[:, :1, None], (_BATCH, arms, 1))
         starts = np.concatenate([centre, ends[:, :, :-1]], axis=2)
         order = rng.random((_BATCH, arms * length)).argsort(1)
-        from_, to = (np.take_along_axis(side.reshape(_BATCH, -1), order, 1).tolist() for side in (starts, ends))
-        for row, path in enumerate(nodes[:, : length + 1].tolist()):
-            yield Graph(tuple(zip(from_[row], to[row], strict=True)), tuple(path))
+        sides = [np.take_along_axis(side.reshape(_BATCH, -1), order, 1) for side in (starts, ends)]
+        yield np.stack(sides, 2), nodes[:, : length + 1]
+
+
+def _as_graphs(edges: np.ndarray, paths: np.ndarray) -> Iterator[Graph]:
+    for listed, path in zip(edges.tolist(), paths.tolist(), strict=True):
+        yield Graph(tuple(map(tuple, listed)), tuple(path))
 
 
 def as_row(graph: Graph) -> Row:

@@ -1,42 +1,16 @@
 """The networks of the study: their size, how they are trained, on which graphs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from sequencematch.experiments.networks import Budget, Method
 from sequencematch.tasks.path_star import PathStar
 
-
-@dataclass(frozen=True)
-class Budget:
-    """The size of a network, how long it is trained, and on how many graphs it is tested. The same for all cells."""
-
-    layers: int = 4
-    width: int = 256
-    steps: int = 2000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    test_graphs: int = 2000
-
-
 GPU = Budget()
-CPU = Budget(layers=2, width=64, steps=60, batch_size=32, test_graphs=60)
+CPU = Budget(layers=2, width=64, steps=60, batch_size=32, test_rows=60)
 BUDGETS: Mapping[str, Budget] = MappingProxyType({"gpu": GPU, "cpu": CPU})
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to train: settings of the trainer, and on which rows. With `noise_ends` half of all bursts of noise end in the goal."""
-
-    settings: Mapping[str, Any]
-    rows: str = "paths"
-    noise_ends: bool = False
-
-    @property
-    def deletes(self) -> bool:
-        """Whether the network has `<bkspc>`."""
-        return bool(self.settings["objective"] != "mle")
 
 
 _MLE = MappingProxyType({"objective": "mle"})
@@ -49,6 +23,10 @@ def _sequencematch(alpha: float, gamma: float, noise: Mapping[str, Any], **more:
     return {"objective": "sequencematch", "alpha": alpha, "gamma": gamma, **noise, **more}
 
 
+#: The on-policy term E with a weight of 0.4 α instead of 0.25 α, and V moved by an offset head with a learning rate of its own.
+_MORE_ON_POLICY = MappingProxyType({"mixture_weight": 0.2, "offset_lr_multiplier": 10.0})
+#: Rows in which half of all bursts of noise end in the goal.
+TO_THE_GOAL = "answers, noise to the goal"
 #: Ways to train, by name.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
@@ -58,7 +36,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "mle, teacherless": Method(_MLE, rows="teacherless"),
         "bc": Method({"objective": "bc", **_UNIFORM}),
         "bc, bursts": Method({"objective": "bc", **_BURSTS}),
-        "bc, bursts to the goal": Method({"objective": "bc", **_BURSTS}, noise_ends=True),
+        "bc, bursts to the goal": Method({"objective": "bc", **_BURSTS}, rows=TO_THE_GOAL),
         "bc, corrected": Method({"objective": "bc", **_UNIFORM, "correction_rate": 0.5}),
         "bc, bursts, corrected": Method({"objective": "bc", **_BURSTS, "correction_rate": 0.5}),
         **{
@@ -66,7 +44,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             for alpha in (0.1, 0.3, 0.5)
             for gamma in (0.9, 0.99, 0.998)
         },
-        "sequencematch α 0.5 γ 0.99, bursts to the goal": Method(_sequencematch(0.5, 0.99, _BURSTS), noise_ends=True),
+        "sequencematch α 0.5 γ 0.99, more on policy": Method(_sequencematch(0.5, 0.99, _UNIFORM, **_MORE_ON_POLICY)),
     }
 )
 #: The word for going back in written-out walks, and the input of teacherless training.
@@ -75,18 +53,27 @@ BACK = "."
 
 @dataclass(frozen=True)
 class Cell:
-    """One network: how it is trained, on which graphs, with which seed."""
+    """One network: how it is trained, on which graphs, with which seed.
+
+    `after` are the arms and the length of smaller stars on which it was trained before, in the same way and as long.
+    """
 
     method: str
     seed: int
     arms: int = 3
     length: int = 4
+    after: tuple[int, int] | None = None
 
     @property
     def file(self) -> str:
         """The name of its result."""
         words = self.method.replace("α ", "a").replace("γ ", "g").replace(",", "").replace(" ", "_")
         return f"d{self.arms}_l{self.length}_{words}_{self.seed}.json"
+
+    @property
+    def before(self) -> "Cell | None":
+        """The network that this one starts from."""
+        return None if self.after is None else replace(self, arms=self.after[0], length=self.after[1], after=None)
 
     @property
     def task(self) -> PathStar:

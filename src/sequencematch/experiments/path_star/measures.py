@@ -11,13 +11,17 @@ import torch
 
 from sequencematch.data.files import write_files
 from sequencematch.evaluation import evaluate
-from sequencematch.experiments.path_star import peers
-from sequencematch.experiments.path_star.cells import BACK, METHODS, Budget, Cell
+from sequencematch.experiments import peers
+from sequencematch.experiments.networks import Budget
+from sequencematch.experiments.path_star import rows
+from sequencematch.experiments.path_star.cells import BACK, METHODS, Cell
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, Star, read_star
 
 #: Thresholds to tune the search of a model without `<bkspc>` with.
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+#: Tokens that a rollout may write beyond a whole path, in training and where it is sampled without memory.
+ROOM = 2
 #: Ways to decode. Without memory: greedily, and sampled with many actions, so that a row can leave a dead end again and again.
 DECODINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -35,20 +39,24 @@ def measure(policy: Policy, cell: Cell, budget: Budget) -> dict[str, Any]:
     tokenizer: Any = policy.tokenizer
     if method.deletes:
         metrics = ("accuracy", "own_errors", "cost", "backspace_rate")
-        options: dict[str, Any] = {"limit": budget.test_graphs, "batch_size": 1000, "progress": False}
-        records = {name: evaluate(policy, task, metrics=metrics, **options, **how) for name, how in DECODINGS.items()}
+        options: dict[str, Any] = {"limit": budget.test_rows, "batch_size": 1000, "progress": False}
+        roomy = replace(task, max_new_tokens=cell.length + ROOM)
+        records = {
+            name: evaluate(policy, roomy if name == "sampled" else task, metrics=metrics, **options, **how)
+            for name, how in DECODINGS.items()
+        }
         return {
             "decodings": {name: [asdict(found) for found in record.measures] for name, record in records.items()},
-            "states": probabilities(policy, task, budget.test_graphs),
+            "states": probabilities(policy, task, budget.test_rows),
         }
-    prompts, answers = _questions(task, tokenizer, budget.test_graphs)
+    prompts, answers = _questions(task, tokenizer, budget.test_rows)
     back = tokenizer.convert_tokens_to_ids(BACK)
     if method.rows == "reversed":
-        found = {"greedy": peers.reversed_answers(policy, prompts, answers)}
+        found = {"greedy": rows.reversed_answers(policy, prompts, answers)}
     elif method.rows == "traces":
-        found = {"greedy": peers.traced_answers(policy, prompts, answers, back, cell.arms)}
+        found = {"greedy": rows.traced_answers(policy, prompts, answers, back, cell.arms)}
     elif method.rows == "teacherless":
-        found = {"at once": peers.teacherless_answers(policy.base, prompts, answers, back, policy.space.eos)}
+        found = {"at once": rows.teacherless_answers(policy.base, prompts, answers, back, policy.space.eos)}
     else:
         found = {"greedy": peers.beam_search(policy, prompts, answers, 1)}
         for count in (2, 3, 5):
@@ -75,7 +83,7 @@ def judge(cell: Cell, by: Cell, budget: Budget, folder: Path) -> None:
     if path.exists():
         return
     writer, other = (Policy.from_pretrained(folder / "policies" / Path(c.file).stem) for c in (cell, by))
-    prompts, answers = _questions(cell.task, writer.tokenizer, budget.test_graphs)
+    prompts, answers = _questions(cell.task, writer.tokenizer, budget.test_rows)
     found = {}
     for count in (2, 3, 5):
         drawn = peers.samples(writer, prompts, cell.length, count, seed=0)
@@ -87,9 +95,9 @@ def judge(cell: Cell, by: Cell, budget: Budget, folder: Path) -> None:
 
 def _questions(task: PathStar, tokenizer: Any, count: int) -> tuple[list[list[int]], list[list[int]]]:
     """The tokens of test prompts, and of their answers."""
-    rows = task.test()[:count]
-    prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
-    return prompts, [tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows]
+    asked = task.test()[:count]
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in asked]
+    return prompts, [tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in asked]
 
 
 def _recorded(found: Mapping[str, peers.Outcome]) -> dict[str, dict[str, float]]:

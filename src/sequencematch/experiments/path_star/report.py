@@ -31,6 +31,7 @@ def ways(results: Iterable[Mapping[str, Any]]) -> list[Way]:
     for result in results:
         shape = dict(result["cell"])
         method = shape.pop("method")
+        shape.pop("after", None)
         for name, peer in result.get("peers", {}).items():
             name = re.sub(r" p = [\d.]+", " a threshold", name)  # tuned for each network
             found.append(Way(method, name, **shape, **peer))

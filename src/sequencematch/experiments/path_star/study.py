@@ -5,11 +5,14 @@ docs/results/search.md is its page.
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sequencematch.data.files import write_files
 from sequencematch.data.spelling import check_choice
+from sequencematch.experiments import networks
 from sequencematch.experiments.path_star import report
 from sequencematch.experiments.path_star.cells import BUDGETS, METHODS, Cell
 from sequencematch.experiments.path_star.measures import judge
@@ -20,17 +23,27 @@ RESULTS, FIGURE = "results.json", "path_star.png"
 JUDGE = "bc, corrected"
 #: Peers that are trained on other rows, fewer seeds of which say enough.
 _PEERS = ("mle, reversed", "mle, traces", "mle, teacherless")
+#: Settings of Eq. 4 in the study.
+_EQUATION_4 = tuple(
+    f"sequencematch α {alpha} γ {gamma}" for alpha, gamma in ((0.5, 0.9), (0.5, 0.99), (0.5, 0.998), (0.1, 0.99))
+)
+_CLONING = ("bc", "bc, bursts", "bc, bursts to the goal", "bc, corrected", "bc, bursts, corrected")
+_MORE = "sequencematch α 0.5 γ 0.99, more on policy"
 
 
 def study(preset: str) -> list[Cell]:
-    """The networks of a preset: five seeds of every method, three of the peers, and larger stars for the best recipes."""
+    """The networks of a preset: five seeds of every method, three of the peers; the star of the exact table; larger stars."""
     check_choice("--preset", preset, BUDGETS)
     if preset == "cpu":
         return [Cell(method, 0, arms=2, length=2) for method in ("mle", "bc", "bc, corrected")]
-    cells = [Cell(method, seed) for seed in range(5) for method in METHODS if seed < 3 or method not in _PEERS]
-    larger = [(2, 6), (5, 4), (5, 5)]
-    methods = ("mle", "bc, corrected", "bc, bursts, corrected", "sequencematch α 0.5 γ 0.99")
-    return cells + [Cell(method, seed, *shape) for shape in larger for seed in range(5) for method in methods]
+    seeds = range(5)
+    cells = [Cell(method, seed) for seed in seeds for method in ("mle", *_CLONING, *_EQUATION_4, _MORE)]
+    cells += [Cell(method, seed) for seed in range(3) for method in _PEERS]
+    cells += [Cell(m, s, 3, 2) for s in seeds for m in ("bc", "bc, corrected", *_EQUATION_4[:2], _MORE)]
+    larger = ("mle", "bc, corrected", "bc, bursts, corrected", "sequencematch α 0.5 γ 0.99")
+    cells += [Cell(method, seed, 5, 5, after=(3, 4)) for seed in seeds for method in larger[1:3]]
+    cells += [Cell(method, seed, 5, 5, after=(3, 4)) for seed in range(3) for method in (larger[0], larger[3])]
+    return cells + [Cell(method, seed, 2, 6, after=(3, 4)) for seed in range(3) for method in larger]
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
@@ -45,22 +58,14 @@ def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> No
 
 
 def collect(folder: Path, command: str) -> None:
-    """Write `results.json` from the finished cells, without their learning curves."""
-    found = [json.loads(path.read_text()) for path in (folder / "cells").glob("*.json")]
-    order = list(METHODS)
-    found.sort(
-        key=lambda r: [
-            *(r["cell"][name] for name in ("arms", "length")),
-            order.index(r["cell"]["method"]),
-            r["cell"]["seed"],
-        ]
-    )
-    short = [{name: value for name, value in cell.items() if name != "log"} for cell in found]
-    for cell, whole in zip(short, found, strict=True):
-        losses = [entry["loss"] for entry in whole["log"] if "loss" in entry]
-        cell["final_loss"] = losses[-1] if losses else None
-    text = json.dumps({"command": command, "cells": short}, indent=1, ensure_ascii=False) + "\n"
-    write_files(folder, {RESULTS: text})
+    """Write `results.json` from the finished cells."""
+    methods = list(METHODS)
+
+    def order(result: Mapping[str, Any]) -> list[int]:
+        cell = result["cell"]
+        return [cell["arms"], cell["length"], methods.index(cell["method"]), cell["seed"]]
+
+    write_files(folder, {RESULTS: networks.collected(folder, command, order)})
 
 
 def draw(folder: Path) -> None:

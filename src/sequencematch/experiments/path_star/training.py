@@ -1,38 +1,37 @@
-"""Networks trained from scratch on path-star graphs. A cell writes one JSON file and is not run again."""
+"""Networks trained from scratch on path-star graphs."""
 
-import itertools
-import json
-import os
-import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import set_seed
 
-from sequencematch.data.files import write_files
-from sequencematch.experiments.path_star import peers
-from sequencematch.experiments.path_star.cells import BACK, METHODS, Budget, Cell
-from sequencematch.experiments.path_star.measures import measure
+from sequencematch.experiments import networks
+from sequencematch.experiments.networks import Budget
+from sequencematch.experiments.path_star import rows
+from sequencematch.experiments.path_star.cells import BACK, METHODS, TO_THE_GOAL, Cell
+from sequencematch.experiments.path_star.measures import ROOM, measure
 from sequencematch.policy import Policy
+from sequencematch.tasks.path_star import ANSWER, EDGE_END, QUESTION, PathStar
 from sequencematch.tasks.vocabulary import word_tokenizer
-from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+from sequencematch.training import SequenceMatchTrainer
 
 
 class Rows(Dataset[Mapping[str, Any]]):
     """Training rows as token ids, kept as arrays: all graphs of a task have the same number of tokens."""
 
     def __init__(self, ids: np.ndarray, nodes: np.ndarray, completion: int, *, noise_ends: bool) -> None:
-        """`ids` [row, token]: prompt and completion, of which the last `completion` tokens; `nodes` [row, node]."""
+        """`ids` [row, token]: prompt and completion, of which the last `completion` tokens; `nodes` [row, node].
+
+        With `noise_ends` half of all bursts of noise end in the goal.
+        """
         self.ids, self.nodes, self.noise_ends = ids, nodes, noise_ends
         self.mask = [0] * (ids.shape[1] - completion) + [1] * completion
 
@@ -49,133 +48,78 @@ class Rows(Dataset[Mapping[str, Any]]):
 
 def load(cell: Cell, budget: Budget, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Token ids and nodes of all training rows, [row, token] and [row, node]; drawn once for all cells with these graphs."""
-    task, count = cell.task, budget.steps * budget.batch_size
+    count = budget.steps * budget.batch_size
     path = folder / "data" / f"d{cell.arms}_l{cell.length}_{count}.npz"
-    if not path.exists():
-        tokenizer = word_tokenizer(task.words())
-        rows = replace(task, train_size=count).train()
-        texts = (row["prompt"] + row["completion"] for row in rows)
-        ids = [tokenizer(list(part))["input_ids"] for part in _batched(texts, 10_000)]
-        nodes = [tokenizer.convert_tokens_to_ids(row["noise_tokens"]) for row in rows]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, ids=np.concatenate(ids).astype(np.uint8), nodes=np.array(nodes, dtype=np.uint8))
-        partial.rename(path)
-    stored = np.load(path)
+    stored = networks.arrays(path, lambda: _drawn(replace(cell.task, train_size=count)))
     return stored["ids"], stored["nodes"]
 
 
-def _batched(texts: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    texts = iter(texts)
-    while part := tuple(itertools.islice(texts, size)):
-        yield part
+def _drawn(task: PathStar) -> dict[str, np.ndarray]:
+    """The rows of `task.train()` as its tokenizer reads them, without going through text."""
+    tokenizer = word_tokenizer(task.words())
+    name = np.array(tokenizer.convert_tokens_to_ids([str(n) for n in range(task.names)]), dtype=np.uint8)
+    edge_end, question, answer = tokenizer.convert_tokens_to_ids([EDGE_END, QUESTION, ANSWER])
+    edges, paths = task.train_arrays()
 
+    def word(token: int) -> np.ndarray:
+        return np.full((len(edges), 1), token, dtype=np.uint8)
 
-def new_model(budget: Budget, tokenizer: Any) -> LlamaForCausalLM:
-    """A Llama with random weights."""
-    heads = max(1, budget.width // 64)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=budget.width,
-            intermediate_size=4 * budget.width,
-            num_hidden_layers=budget.layers,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            max_position_embeddings=256,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-
-
-def config(cell: Cell, budget: Budget, folder: str, **changes: Any) -> SequenceMatchConfig:
-    """The same settings for every method but its own."""
-    own = dict(METHODS[cell.method].settings)
-    if own["objective"] == "sequencematch":
-        own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
-    if own["objective"] == "sequencematch" or "correction_rate" in own:
-        own |= {
-            "generation_batch_size": 2 * budget.batch_size,
-            "replay_size": 16 * budget.batch_size,
-            "max_completion_length": cell.length,
-            "protect_prompt": True,
-        }
-    settings: dict[str, Any] = {
-        "seed": cell.seed,
-        "max_steps": budget.steps,
-        "per_device_train_batch_size": budget.batch_size,
-        "learning_rate": budget.learning_rate,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": budget.steps // 20,
-        "adam_beta2": 0.98,
-        "max_length": 160,
-        "logging_steps": max(budget.steps // 20, 1),
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "tf32": torch.cuda.is_available() or None,
-    }
-    return SequenceMatchConfig(folder, **{**settings, **own, **changes})
+    listed = np.full((*edges.shape[:2], 3), edge_end, dtype=np.uint8)
+    listed[..., :2] = name[edges]
+    listed[:, -1, 2] = question
+    ends = name[paths[:, [0, -1]]]
+    parts = [word(tokenizer.bos_token_id), listed.reshape(len(edges), -1), ends, word(answer), name[paths[:, 1:]]]
+    nodes = np.sort(np.concatenate([paths[:, :1], edges[..., 1]], 1), 1)
+    return {"ids": np.concatenate(parts, 1), "nodes": name[nodes]}
 
 
 def run_cell(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, Any]:
     """Train a network and measure it; `changes` are settings of the trainer. Returns, and writes, its result."""
-    path = folder / "cells" / cell.file
-    if path.exists():
-        known: dict[str, Any] = json.loads(path.read_text())
-        if known["budget"] != asdict(budget):
-            raise ValueError(
-                f"{path} was trained with another budget: {Budget(**known['budget'])}. Choose another folder."
-            )
-        return known
+    return networks.once(folder / "cells" / cell.file, cell, budget, lambda: _run(cell, budget, folder, **changes))
+
+
+def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, Any]:
     task, method, began = cell.task, METHODS[cell.method], time.perf_counter()
     tokenizer = word_tokenizer([*task.words(), BACK])
     ids, nodes = load(cell, budget, folder)
+    back = tokenizer.convert_tokens_to_ids(BACK)
     set_seed(cell.seed)
-    model = new_model(budget, tokenizer)
-    rows: dict[str, Callable[[], Dataset[Mapping[str, Any]]]] = {
-        "paths": lambda: Rows(ids, nodes, cell.length, noise_ends=method.noise_ends),
-        "reversed": lambda: peers.ReversedRows(ids, cell.length),
-        "traces": lambda: peers.TraceRows(ids, cell.length, tokenizer.convert_tokens_to_ids(BACK)),
+    model: Any = networks.new_model(budget, tokenizer)
+    if cell.before is not None:
+        run_cell(cell.before, budget, folder, **changes)
+        model = Policy.from_pretrained(_saved(cell.before, folder))
+    data: dict[str, Callable[[], Dataset[Mapping[str, Any]]]] = {
+        "answers": lambda: Rows(ids, nodes, cell.length, noise_ends=False),
+        TO_THE_GOAL: lambda: Rows(ids, nodes, cell.length, noise_ends=True),
+        "reversed": lambda: rows.ReversedRows(ids, cell.length),
+        "traces": lambda: rows.TraceRows(ids, cell.length, back),
     }
     log: list[dict[str, Any]] = []
-    if method.rows in rows:
+    if method.rows in data:
         with tempfile.TemporaryDirectory() as scratch:
-            args = config(cell, budget, scratch, **changes)
-            trainer = SequenceMatchTrainer(model, args, train_dataset=rows[method.rows](), processing_class=tokenizer)
+            # Room for a token behind a dead end and its deletion: a rollout that is cut teaches nothing about ends.
+            args = networks.config(scratch, method, budget, cell.seed, room=cell.length + ROOM, **changes)
+            trainer = SequenceMatchTrainer(model, args, train_dataset=data[method.rows](), processing_class=tokenizer)
             trainer.train()
         policy, log = trainer.model.eval(), trainer.state.log_history
     else:
         model.to("cuda" if torch.cuda.is_available() else "cpu")
-        marks = {"dummy": tokenizer.convert_tokens_to_ids(BACK), "eos": tokenizer.eos_token_id}
         sizes: dict[str, Any] = {"steps": budget.steps, "batch": budget.batch_size, "lr": budget.learning_rate}
-        peers.teacherless(model, ids, cell.length, **marks, **sizes)
+        rows.teacherless(model, ids, cell.length, dummy=back, eos=tokenizer.eos_token_id, **sizes)
         policy = Policy(model.eval(), tokenizer)
-    found = {
-        "cell": asdict(cell),
-        "budget": asdict(budget),
-        "train_seconds": time.perf_counter() - began,
-        "log": log,
-        **measure(policy, cell, budget),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "seconds": time.perf_counter() - began,
-    }
-    policy.save_pretrained(folder / "policies" / path.stem)
-    write_files(path.parent, {path.name: json.dumps(found, indent=1, ensure_ascii=False) + "\n"})
-    return found
+    seconds = time.perf_counter() - began
+    found = measure(policy, cell, budget)
+    policy.save_pretrained(_saved(cell, folder))
+    return {"train_seconds": seconds, "log": log, **found}
 
 
-def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) -> list[dict[str, Any]]:
-    """Every cell that has no result yet, `jobs` at a time in processes of their own. Returns all results, in order."""
+def _saved(cell: Cell, folder: Path) -> Path:
+    return folder / "policies" / Path(cell.file).stem
+
+
+def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) -> None:
+    """Every cell that has no result yet, `jobs` at a time; those that start from another network come last."""
     for cell in {(cell.arms, cell.length): cell for cell in cells}.values():
         load(cell, budget, folder)
-    if jobs == 1:
-        return [run_cell(cell, budget, folder) for cell in tqdm(cells, unit="network")]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        waiting = [pool.submit(run_cell, cell, budget, folder) for cell in cells]
-        for done in tqdm(as_completed(waiting), total=len(cells), unit="network"):
-            done.result()
-    return [run_cell(cell, budget, folder) for cell in cells]
+    for wave in ([cell for cell in cells if not cell.after], [cell for cell in cells if cell.after]):
+        networks.side_by_side(partial(run_cell, budget=budget, folder=folder), wave, jobs)

@@ -1,0 +1,153 @@
+"""Networks trained from scratch for a study: their size, the settings they share, and processes side by side.
+
+A cell is one network. It writes one JSON file, and is not run again while that file exists.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sequencematch.data.files import write_files
+from sequencematch.training import SequenceMatchConfig
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size of a network, how long it is trained, and on how many rows it is tested. The same for all cells of a study."""
+
+    layers: int = 4
+    width: int = 256
+    steps: int = 2000
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    test_rows: int = 2000
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train: settings of the trainer, and on which rows."""
+
+    settings: Mapping[str, Any]
+    rows: str = "answers"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the network has `<bkspc>`."""
+        return bool(self.settings["objective"] != "mle")
+
+
+def new_model(budget: Budget, tokenizer: Any, positions: int = 256) -> LlamaForCausalLM:
+    """A Llama with random weights, for sequences of up to `positions` tokens."""
+    heads = max(1, budget.width // 64)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=budget.width,
+            intermediate_size=4 * budget.width,
+            num_hidden_layers=budget.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=positions,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def config(
+    folder: str | Path, method: Method, budget: Budget, seed: int, *, room: int, **changes: Any
+) -> SequenceMatchConfig:
+    """The settings of a cell: the same for every method but its own. A rollout writes at most `room` tokens."""
+    own = dict(method.settings)
+    if own["objective"] == "sequencematch":
+        own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
+    if own["objective"] == "sequencematch" or "correction_rate" in own:
+        own |= {
+            "generation_batch_size": 2 * budget.batch_size,
+            "replay_size": 16 * budget.batch_size,
+            "max_completion_length": room,
+            "protect_prompt": True,
+        }
+    shared: dict[str, Any] = {
+        "seed": seed,
+        "max_steps": budget.steps,
+        "per_device_train_batch_size": budget.batch_size,
+        "learning_rate": budget.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": budget.steps // 20,
+        "adam_beta2": 0.98,
+        "max_length": 160,
+        "logging_steps": max(budget.steps // 20, 1),
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "tf32": torch.cuda.is_available() or None,
+    }
+    return SequenceMatchConfig(str(folder), **{**shared, **own, **changes})
+
+
+def once(path: Path, cell: Any, budget: Budget, run: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a cell: that of its file, if there is one, else that of `run`, which is then written."""
+    if path.exists():
+        known: dict[str, Any] = json.loads(path.read_text())
+        if known["budget"] != asdict(budget):
+            raise ValueError(f"{path} was trained with another budget: {known['budget']}. Choose another folder.")
+        return known
+    began = time.perf_counter()
+    found = {
+        "cell": asdict(cell),
+        "budget": asdict(budget),
+        **run(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "seconds": time.perf_counter() - began,
+    }
+    write_files(path.parent, {path.name: json.dumps(found, indent=1, ensure_ascii=False) + "\n"})
+    return found
+
+
+def side_by_side(run: Callable[[C], Any], cells: Sequence[C], jobs: int) -> None:
+    """Call `run` on every cell, `jobs` at a time in processes of their own, each on one thread."""
+    if jobs == 1:
+        for cell in tqdm(cells, unit="network"):
+            run(cell)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for done in tqdm(as_completed([pool.submit(run, cell) for cell in cells]), total=len(cells), unit="network"):
+            done.result()
+
+
+def arrays(path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    """The arrays in a file; if there is none yet, those of `make`, which are then written."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.npz")
+        np.savez(partial, **make())  # type: ignore[arg-type]
+        partial.rename(path)
+    with np.load(path) as stored:
+        return dict(stored)
+
+
+def collected(folder: Path, command: str, order: Callable[[Mapping[str, Any]], Any]) -> str:
+    """The finished cells of a study without their learning curves, sorted by `order`, as the text of one JSON file."""
+    found = sorted((json.loads(path.read_text()) for path in (folder / "cells").glob("*.json")), key=order)
+    short = [{name: value for name, value in cell.items() if name != "log"} for cell in found]
+    for cell, whole in zip(short, found, strict=True):
+        losses = [entry["loss"] for entry in whole.get("log", ()) if "loss" in entry]
+        cell["final_loss"] = losses[-1] if losses else None
+    return json.dumps({"command": command, "cells": short}, indent=1, ensure_ascii=False) + "\n"
