@@ -23,6 +23,7 @@ from sequencematch.policy.changes import changed
 from sequencematch.policy.decoding.choice import Choice
 from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, can_capture
 from sequencematch.policy.decoding.decoder import Decoder, Limits
+from sequencematch.policy.decoding.search import REMEMBERED, DeletedTokens
 from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.generation import rollouts
 from sequencematch.policy.head import Unembedding, action_logits_and_values
@@ -264,6 +265,54 @@ def test_a_replayed_graph_differs_from_the_naive_sampler_at_ties_only(model: str
         ("gemma3", "greedy, deleted tokens banned"),
     }  # their weights don't
     assert deletes or (model, setting) in never
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_kernels_of_a_search_do_what_its_functions_do(seed: int, dtype: torch.dtype) -> None:
+    """To the bit: they compare and copy logits, and add log `min_p` once. A vocabulary takes several blocks in most cases."""
+    from sequencematch.policy.decoding.search_kernels import keep_open, remember
+
+    generator = torch.Generator("cuda").manual_seed(seed)
+    rows, vocab, largest = 24, [40, 4095, 10_000][seed % 3], 6
+    limits = Limits(2, frozenset({2, 5}), vocab, max_new_tokens=3, max_actions=12)
+
+    def draw(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator, device="cuda")
+
+    def decoder() -> Decoder:
+        """A decoder without a model: only the tensors that a search reads."""
+        made = object.__new__(Decoder)
+        made.limits, made.all_ends, made.deleted = limits, torch.tensor([2, 5], device="cuda"), copy.deepcopy(deleted)
+        made.size, made.prompt, made.taken, made.floor, made.tokens = size, prompt, taken, floor.clone(), stack
+        return made
+
+    deleted = DeletedTokens(rows, largest, torch.device("cuda"))
+    few = draw(0, min(vocab, 40), *deleted.tokens.shape)  # the same token several times
+    deleted.tokens, deleted.count = few.int(), draw(0, 1 + REMEMBERED, rows, largest + 1)
+    size, floor, taken, prompt = draw(1, largest, rows), draw(1, largest, rows), draw(0, 14, rows), draw(1, 2, rows)
+    stack, slot = draw(0, vocab, rows, largest + 2), torch.arange(rows, device="cuda")
+    logits = 3 * torch.randn(rows, vocab + 1, generator=generator, device="cuda", dtype=dtype)
+    if seed % 2:  # rows in which nothing is left
+        logits[torch.rand(logits.shape, generator=generator, device="cuda") < 0.99] = -torch.inf
+    pops = (draw(0, 2, rows) > 0) & (size > 1)
+    pushes = ~pops & (draw(0, 3, rows) > 0)
+
+    truth, expected = decoder(), logits.clone()
+    wanted = truth._search(expected, 0.05, slot)
+    truth._remember(slot, wanted, pops, pushes)
+    ours, found = decoder(), logits.clone()
+    options: dict[str, Any] = {"bkspc": vocab, "ends": ours.all_ends, "eos": 2, "max_new_tokens": 3, "max_actions": 12}
+    assert ours.deleted is not None
+    assert truth.deleted is not None
+    stays = keep_open(found, ours.deleted, size, prompt, floor, taken, min_p=0.05, **options)
+    remember(ours.deleted, ours.floor, stack, size, stays, pops, pushes)
+    assert torch.equal(found, expected)
+    assert torch.equal(stays, wanted)
+    assert torch.equal(ours.floor, truth.floor)
+    for name in ("tokens", "count"):  # no state has size 0: its entries are scratch
+        assert torch.equal(getattr(ours.deleted, name)[:, 1:], getattr(truth.deleted, name)[:, 1:])
+    assert not torch.equal(expected, logits)
 
 
 @pytest.mark.parametrize("setting", ["all at once", "sampled, repetition penalty", "search, repetition penalty"])

@@ -194,6 +194,38 @@ class GraphDecoder(Decoder):
         with decoding(self.model, RAGGED, self.compiled):
             return self.backbone(tokens, masks.get("all", masks), column[:, None])
 
+    def _search(self, logits: Tensor, min_p: float, slot: Tensor) -> Tensor:
+        if self.is_uncaptured:
+            return super()._search(logits, min_p, slot)
+        from sequencematch.policy.decoding.search_kernels import keep_open
+
+        limits = self.limits
+        assert self.deleted is not None
+        assert limits.bkspc is not None
+        return keep_open(
+            logits,
+            self.deleted,
+            self.size,
+            self.prompt,
+            self.floor,
+            self.taken,
+            min_p=min_p,
+            bkspc=limits.bkspc,
+            ends=self.all_ends,
+            eos=limits.eos,
+            max_new_tokens=limits.max_new_tokens,
+            max_actions=limits.max_actions,
+        )
+
+    def _remember(self, slot: Tensor, stays: Tensor | None, pops: Tensor, pushes: Tensor) -> None:
+        if self.is_uncaptured or stays is None:
+            super()._remember(slot, stays, pops, pushes)
+            return
+        from sequencematch.policy.decoding.search_kernels import remember
+
+        assert self.deleted is not None
+        remember(self.deleted, self.floor, self.tokens, self.size, stays, pops, pushes)
+
 
 class DecoderPool:
     """A policy's idle captured decoders, the latest used last. A copied or pickled policy starts with an empty pool."""

@@ -102,6 +102,7 @@ class Decoder:
             torch.tensor(sorted(tokens), dtype=torch.long, device=self.device)
             for tokens in (limits.ends, limits.stop_tokens - limits.ends)
         )
+        self.all_ends = torch.cat([self.ends, self.stops])
         self.cache = self.cache_type(slots, self.depth + 1)
         self.hidden = torch.empty(0)
         remembers = choice.ban_deleted or choice.search_min_p is not None
@@ -187,18 +188,17 @@ class Decoder:
         if limits.bkspc is not None and not limits.self_loops:
             logits[:, limits.bkspc].masked_fill_(at_floor, -torch.inf)
         if limits.min_new_tokens:
-            stops = torch.cat([self.ends, self.stops])
-            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(stops))
-            logits[:, stops] = logits[:, stops].masked_fill(too_early, -torch.inf)
+            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(self.all_ends))
+            logits[:, self.all_ends] = logits[:, self.all_ends].masked_fill(too_early, -torch.inf)
         if choice.ban_deleted and self.deleted is not None:
             self.deleted.close(logits, slot, size)
         if choice.process is not None:
             logits = choice.process(self._states(slot), logits)
         if choice.warp is not None:
             logits = choice.warp(logits)
-        is_stuck = None
+        stays = None
         if choice.search_min_p is not None:
-            is_stuck = self._search(logits, choice.search_min_p, slot, size, taken, written)
+            stays = self._search(logits, choice.search_min_p, slot)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         if value is None:
@@ -221,11 +221,7 @@ class Decoder:
         pops = acts & is_bkspc & ~is_cut & ~at_floor
         pushes = acts & is_token & ~is_cut
         if self.deleted is not None:
-            if is_stuck is not None:
-                # Nothing is left to try here, or to remember: raise the floor, so that the next token is never deleted.
-                stays = is_stuck | self.deleted.is_full(slot, size)
-                self.floor[these] += pushes & (size <= self.floor[these]) & stays
-            self.deleted.update(slot, size, self.tokens[slot, size - 1], pops, pushes)
+            self._remember(slot, stays, pops, pushes)
         self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
         self.taken[these] = taken + acts
         self.size[these] = size + pushes.long() - pops.long()
@@ -234,32 +230,40 @@ class Decoder:
         self.has_pushed[these] |= pushes
         return action, executed
 
-    def _search(
-        self, logits: Tensor, min_p: float, slot: Tensor, size: Tensor, taken: Tensor, written: Tensor
-    ) -> Tensor:
-        """Leave the logits of the actions that a search may choose, in place. Returns which rows have nothing left to try.
+    def _search(self, logits: Tensor, min_p: float, slot: Tensor) -> Tensor:
+        """Leave the logits of the actions that a search may choose, in place.
 
         A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
-        of full length and `<eos>`, it deletes no more.
+        of full length and `<eos>`, it deletes no more. Returns the rows in which nothing is left to try, or to remember.
         """
-        limits, deleted = self.limits, self.deleted
+        limits, deleted, size = self.limits, self.deleted, self.size[slot]
         assert deleted is not None
         assert limits.bkspc is not None
-        room = limits.max_new_tokens - written + 1
-        # A deletion takes one action, and one more to fill the room that it makes.
-        may_delete = (size > self.floor[slot]) & (limits.max_actions - taken >= room + 2)
-        return keep_open(
+        room = limits.max_new_tokens - (size - self.prompt[slot])
+        # A deletion takes one action, and one more to fill the room that it makes; <eos> takes one.
+        may_delete = (size > self.floor[slot]) & (limits.max_actions - self.taken[slot] >= room + 3)
+        is_full = deleted.is_full(slot, size)
+        is_stuck = keep_open(
             logits,
             deleted,
             slot,
             size,
             min_p=min_p,
             bkspc=limits.bkspc,
-            ends=torch.cat([self.ends, self.stops]),
+            ends=self.all_ends,
             eos=limits.eos,
             may_delete=may_delete,
-            only_ends=(written >= limits.max_new_tokens) | (may_delete & deleted.is_full(slot, size)),
+            only_ends=(room <= 0) | (may_delete & is_full),
         )
+        return is_stuck | is_full
+
+    def _remember(self, slot: Tensor, stays: Tensor | None, pops: Tensor, pushes: Tensor) -> None:
+        """After an action: keep what was deleted. A row that `stays` never deletes its next token: its floor is raised."""
+        assert self.deleted is not None
+        size = self.size[slot]
+        if stays is not None:
+            self.floor[slot] += pushes & (size <= self.floor[slot]) & stays
+        self.deleted.update(slot, size, self.tokens[slot, size - 1], pops, pushes)
 
     def _raise_floor(self, these: Any) -> None:
         """With `hold_back`, let the floor follow the deepest state."""
