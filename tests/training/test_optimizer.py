@@ -11,6 +11,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from sequencematch.training import SequenceMatchTrainer
+from sequencematch.training.callbacks import NonFiniteError
 from sequencematch.training.optimizer import clip, partition, split_off
 from tests.training.tiny_run import config, policy, rows, trainer
 
@@ -123,6 +124,16 @@ def test_both_norms_are_logged_and_a_scheduler_moves_both_learning_rates(tmp_pat
         assert "grad_norm/offset" not in whole.state.log_history[0]
     rates = [group["lr"] for group in run.optimizer.param_groups]
     assert rates[2:] == pytest.approx([4 * rate for rate in rates[:2]])
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_a_run_stops_at_a_gradient_of_the_offset_head_that_is_not_finite(tmp_path: Path, limit: float) -> None:
+    learner = policy()
+    run = trainer(tmp_path, learner, offset_lr_multiplier=2.0, max_grad_norm=limit)
+    learner.backspace.offset_out.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NonFiniteError, match="step 1"):
+        run.train()
+    assert all(bool(parameter.isfinite().all()) for parameter in learner.parameters())
 
 
 def test_a_learning_rate_that_would_be_ignored_is_refused(tmp_path: Path) -> None:

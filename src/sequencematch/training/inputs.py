@@ -78,3 +78,20 @@ def name_of(model: Any) -> str:
     if isinstance(model, str | os.PathLike):
         return str(model)
     return str(getattr(model.base if isinstance(model, Policy) else model, "name_or_path", ""))
+
+
+def check_arguments(args: SequenceMatchConfig, *, has_optimizer: bool) -> None:
+    """Refuse settings that the trainer, or an optimizer of the caller's, would ignore."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            "Several GPUs need a process each: start with `accelerate launch` or `torchrun`, or show one by "
+            "CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.push_to_hub and args.hub_strategy != "end":
+        raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")
+    if args.offset_lr_multiplier != 1 and has_optimizer:
+        raise ValueError(
+            f"`offset_lr_multiplier` would be ignored: `optimizers` brings its own learning rates. Got "
+            f"{args.offset_lr_multiplier}; leave it out, or give the offset head a group of its own in your optimizer "
+            f"(`policy.backspace.offset_parameters()`)."
+        )

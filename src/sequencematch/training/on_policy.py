@@ -13,7 +13,15 @@ from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.replay import Experience, ReplayBuffer
-from sequencematch.training.rollouts import Request, RolloutSource, as_stored, is_right, prompt_of, right_action
+from sequencematch.training.rollouts import (
+    Request,
+    RolloutSource,
+    as_stored,
+    correction,
+    is_right,
+    prompt_of,
+    right_action,
+)
 from sequencematch.training.signals import Signal, describe
 
 #: Called with new rollouts and the optimisation step that made them.
@@ -87,6 +95,12 @@ class OnPolicy:
             "replay/size": Signal.setting(len(self.buffer)),
         }
         return drawn, signals
+
+    def corrections(self, count: int, step: int) -> tuple[list[Trajectory], dict[str, Signal]]:
+        """Draw `count` rollouts, and return the right action at the end of each wrong one as data, with signals to log."""
+        drawn, signals = self.draw(count, step)
+        found = (correction(experience, self.args.max_length) for experience in drawn)
+        return [part for part in found if part is not None], signals
 
     def _make(self, first: int, count: int, step: int) -> list[Experience]:
         """Make the rollouts numbered `first` to `first + count - 1`."""

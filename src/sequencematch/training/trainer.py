@@ -1,7 +1,6 @@
 """Algorithm 1: `SequenceMatchTrainer`, a `transformers.Trainer` with the surface of TRL's."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import DistributedType
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
@@ -30,6 +29,7 @@ from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.inputs import (
     as_policy,
+    check_arguments,
     ends_of,
     name_of,
     only_completions,
@@ -39,16 +39,16 @@ from sequencematch.training.inputs import (
 )
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
-from sequencematch.training.optimizer import clip, partition, split_off
+from sequencematch.training.optimizer import SeparateOffsetHead
 from sequencematch.training.replay import Experience
-from sequencematch.training.rollouts import InlineRollouts, RolloutSource, correction
+from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
 
 REPLAY, SIGNALS = "replay.safetensors", "signals.json"
 
 
-class SequenceMatchTrainer(Trainer):
+class SequenceMatchTrainer(SeparateOffsetHead):
     """Fine-tune a causal language model with `<bkspc>`, or with one of the paper's baselines   (Alg. 1).
 
     Datasets have the formats of TRL; see `data.examples.Reader`. `rollouts` says where the policy's own trajectories come from:
@@ -75,19 +75,7 @@ class SequenceMatchTrainer(Trainer):
     ) -> None:
         """As TRL's trainers: `model` is a name, a folder, a Hugging Face or PEFT model, or a `Policy`."""
         args = SequenceMatchConfig() if args is None else args
-        if args.n_gpu > 1:
-            raise ValueError(
-                "Several GPUs need a process each: start with `accelerate launch` or `torchrun`, or show one by "
-                "CUDA_VISIBLE_DEVICES=0."
-            )
-        if args.push_to_hub and args.hub_strategy != "end":
-            raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")
-        if args.offset_lr_multiplier != 1 and optimizers != (None, None):
-            raise ValueError(
-                f"`offset_lr_multiplier` would be ignored: `optimizers` brings its own learning rates. Got "
-                f"{args.offset_lr_multiplier}; leave it out, or give the offset head a group of its own in your optimizer "
-                f"(`policy.backspace.offset_parameters()`)."
-            )
+        check_arguments(args, has_optimizer=optimizers != (None, None))
         if rollout_dataset is not None:
             args.check_rollout_dataset()
         self.identity = {"model": name_of(model), **args.own_values()}
@@ -161,35 +149,6 @@ class SequenceMatchTrainer(Trainer):
         for own in (self.progress, StopAtNonFiniteGradients()):
             self.add_callback(own)
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As in transformers, with the offset head in a group of its own if its learning rate is another."""
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new and self.args.offset_lr_multiplier != 1:
-            split_off(optimizer, self.model.backspace.offset_parameters(), self.args.offset_lr_multiplier)
-        return optimizer
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        if self.args.offset_lr_multiplier == 1:
-            return super()._clip_grad_norm(model)
-        return self._clip_apart(self.args.max_grad_norm)
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if grad_norm is None and self.args.offset_lr_multiplier != 1:  # `max_grad_norm` is 0
-            grad_norm = self._clip_apart(math.inf)
-        return super()._get_grad_norm(model, grad_norm=grad_norm)
-
-    def _clip_apart(self, max_norm: float) -> Any:
-        """Clip the offset head's gradient and that of the rest, each by its own norm; log the first, return the second.
-
-        If the first is not finite it is returned, so that the run stops.
-        """
-        head, rest = partition(self.model.parameters(), self.model.backspace.offset_parameters())
-        norm = self.accelerator.clip_grad_norm_(rest, max_norm)  # in float16 this unscales the head's gradient, too
-        own = clip(head, max_norm)
-        self.signals.add({"grad_norm/offset": Signal.mean(own[None])})
-        return norm if bool(own.isfinite()) else own
-
     def get_train_dataloader(self) -> Any:
         """As in transformers, but with its own generator: draws from torch's global one would change the model's dropout."""
         loader = super().get_train_dataloader()
@@ -217,25 +176,19 @@ class SequenceMatchTrainer(Trainer):
             self.signals.add(signals)
             model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
         if self.args.correction_rate:
-            num_items += self._add_corrections(data, num_data)
+            wanted = max(1, round(self.args.correction_rate * num_data))
+            corrections, signals = self.on_policy.corrections(wanted, self.state.global_step)
+            self.signals.add(signals)
+            num_items += len(corrections)
+            own_corrections = corrections[self.accelerator.process_index :: self.accelerator.num_processes]
+            for place, batch in enumerate(data):
+                batch += own_corrections[place :: len(data)]
         batches = []
         for batch in data:
             own, model = model[: len(batch)], model[len(batch) :]
             batches.append({"parts": self._parts(batch, own, num_items)})
         self.signals.steps += 1
         return batches, num_items
-
-    def _add_corrections(self, data: list[list[Trajectory]], num_data: int) -> int:
-        """Draw rollouts and add the right action at the end of each wrong one to the data. Returns how many there are in all."""
-        drawn, signals = self.on_policy.draw(
-            max(1, round(self.args.correction_rate * num_data)), self.state.global_step
-        )
-        self.signals.add(signals)
-        found = [part for part in (correction(e, self.args.max_length) for e in drawn) if part is not None]
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        for place, batch in enumerate(data):
-            batch += found[rank::processes][place :: len(data)]
-        return len(found)
 
     def _parts(self, data: list[Trajectory], model: list[Experience], num_items: int) -> list[Batch]:
         """A batch, encoded and split so that each forward pass fits the data's node budget.
