@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
-from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, token_noise
+from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, step_noise, token_noise
 from tests.strategies import BK, SPACE, prompts, tokens
 
 EOS = SPACE.eos
@@ -21,6 +21,7 @@ logits = torch.randn(10_001, SPACE.size, generator=torch.Generator().manual_seed
 SOURCES: dict[str, NoiseSource] = {
     "uniform": token_noise(SPACE),
     "token set": token_noise(SPACE, {0, 2}),
+    "tokens by step": step_noise(SPACE, [[0, 1], [1, 2], [0, 1, 2, 3, EOS], [3]] * 2500),
     "model": model_noise(SPACE, logits),
     "bursts with ends": burst_end_noise(SPACE, token_noise(SPACE), {1, 3}),
 }
@@ -130,6 +131,30 @@ def test_model_noise_is_drawn_from_the_row_of_its_own_step(generator: torch.Gene
     rows[torch.arange(3), torch.tensor([1, 2, 3])] = 40.0
     clean = Trajectory.demonstration(SPACE, (4,), (0, 0))
     assert wrong_tokens(add_noise(clean, 1.0, model_noise(SPACE, rows), generator)) == [(0, 1), (0, 2), (EOS, 3)]
+
+
+def test_the_tokens_of_a_burst_come_from_the_lists_of_its_steps() -> None:
+    """Steps 0, 1, 2 and <eos>. The right tokens are 0, 1, 2; in a burst from its second token on it is <bkspc>."""
+    draw = step_noise(SPACE, [[0, 1], [1], [2, 3]])
+    steps, rights = [0, 0, 0, 0, 1, 1, 2, 3, 3], [0, BK, BK, BK, 1, BK, 2, EOS, BK]
+    drawn = [draw(steps, rights, torch.Generator().manual_seed(seed)) for seed in range(300)]
+    assert [set(column) for column in zip(*drawn, strict=True)] == [
+        *({1}, {1}, {2, 3}, {2, 3}),  # step 0: lists 0, 1, 2, and 2 again, the last
+        *({0, 2, 3}, {2, 3}),  # step 1 has no wrong token: any of all lists. Then list 2.
+        {3},
+        *({2, 3}, {2, 3}),  # behind the last list
+    ]
+    plain = step_noise(SPACE, [[0, 1], [1], [2, 3]], exclude_right=False)
+    drawn = [plain(steps, rights, torch.Generator().manual_seed(seed)) for seed in range(300)]
+    assert [set(column) for column in zip(*drawn, strict=True)][4] == {1}
+
+
+def test_equal_lists_for_all_steps_are_one_list_for_all() -> None:
+    one, many = token_noise(SPACE, [0, 2, 3]), step_noise(SPACE, [[0, 2, 3]] * 5)
+    first, second = (add_noise(LONG, 0.5, source, torch.Generator().manual_seed(3), burst=3) for source in (one, many))
+    assert first == second
+    other = step_noise(SPACE, [[0, 2, 3], [0, 1]])
+    assert add_noise(LONG, 0.5, other, torch.Generator().manual_seed(3), burst=3) != first
 
 
 def test_noise_on_a_rollout_was_not_chosen_by_the_policy(generator: torch.Generator) -> None:
@@ -273,6 +298,10 @@ def test_wrong_arguments_are_refused(generator: torch.Generator) -> None:
         token_noise(SPACE, [1, EOS])
     with pytest.raises(ValueError, match=re.escape("`tokens` must hold token ids in [0, 6); <bkspc> can't be noise.")):
         token_noise(SPACE, [1, BK])
+    with pytest.raises(ValueError, match=re.escape("`tokens_by_step` must hold at least 2 besides <eos>, <bos>")):
+        step_noise(SPACE, [[1], [1, EOS]])
+    with pytest.raises(ValueError, match=re.escape("`tokens_by_step` must hold token ids in [0, 6); <bkspc> can't")):
+        step_noise(SPACE, [[1], [BK]])
     for bad, ids in ((EOS, "5 to 5"), (BK, "6 to 6"), (-1, "-1 to -1")):
         with pytest.raises(
             ValueError,

@@ -1,6 +1,7 @@
 """Rows in every known format become the same examples; streams are read in order."""
 
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,33 @@ def test_noise_tokens_are_ids_or_tokens_of_the_vocabulary() -> None:
     assert read({**pair, "noise_tokens": ["0", "1", 7]}, needs_noise=True).noise_tokens == (*ids("01"), 7)
     with pytest.raises(ValueError, match=r"`noise_tokens` that are ids or tokens of the vocabulary. Got .xy."):
         read({**pair, "noise_tokens": ["xy"]}, needs_noise=True)
+
+
+def test_noise_tokens_may_be_a_list_for_each_token_of_the_completion() -> None:
+    row = {"prompt": "a", "completion": "bc", "noise_tokens": [["0", 7], ["1", "0"]]}
+    found = read(row, needs_noise=True)
+    assert found.noise_tokens_by_step == ((*ids("0"), 7), ids("10"))
+    assert found.noise_tokens == (*ids("0"), 7, *ids("1"))  # all of them, each once
+    flat = read({**row, "noise_tokens": ["0", "1"]}, needs_noise=True)
+    assert flat.noise_tokens_by_step == ()
+    arrays = {"input_ids": [5, 6, 7, EOS], "completion_mask": [0, 1, 1, 1]}
+    for lists in (
+        torch.tensor([[8, 9], [9, 10]]).numpy(),
+        [(8, 9), (9, 10), ()],
+    ):  # one may stand for an <eos> that is written out
+        assert read({**arrays, "noise_tokens": lists}, needs_noise=True).noise_tokens_by_step[:2] == ((8, 9), (9, 10))
+    rule = "`noise_tokens` that are one list for the row, or a list for each of the completion's 2 tokens. Got "
+    for wrong, got in (
+        ([["0", "1"]], "1 lists"),
+        ([["0"]] * 3, "3 lists"),
+        (["0", ["1"]], "lists and tokens side by side"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(rule + got)):
+            read({**row, "noise_tokens": wrong}, needs_noise=True)
+    with pytest.raises(ValueError, match=r"two `noise_tokens` or more: one of them may be right. Got 1"):
+        read({**row, "noise_tokens": [["0"], ["0"]]}, needs_noise=True)
+    with pytest.raises(ValueError, match=r"`noise_tokens` that are ids or tokens of the vocabulary. Got .xy."):
+        read({**row, "noise_tokens": [["0"], ["xy"]]}, needs_noise=True)
 
 
 def test_noise_ends_are_optional_and_read_like_noise_tokens() -> None:

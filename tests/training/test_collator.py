@@ -59,6 +59,16 @@ def test_noise_comes_from_the_examples_own_tokens() -> None:
     assert wrong == set(own)
 
 
+def test_noise_comes_from_the_list_of_its_own_step() -> None:
+    """0 or 1 for the first token, 2 or 3 for the second and before <eos>. The control draws each of them everywhere."""
+    row = {"prompt": "c", "completion": "at", "noise_tokens": [["0", "1"], ["2", "3"]]}
+    collate = Collator(SPACE, LONG, noise_rate=1.0)
+    for column, expected in ((row["noise_tokens"], ("01", "23", "23")), (["0", "1", "2", "3"], ("0123",) * 3)):
+        example = read({**row, "noise_tokens": column}, needs_noise=True)
+        runs = [collate.trajectory(replace(example, index=i)).executed for i in range(100)]
+        assert [{run[place] for run in runs} for place in (0, 3, 6)] == [set(ids(tokens)) for tokens in expected]
+
+
 def test_half_of_the_bursts_end_in_the_examples_own_ends() -> None:
     """Bursts of 0 and 1 that end in 2 half of the time; in the control without ends never."""
     row = {"prompt": "c", "completion": "at on a mat", "noise_tokens": ["0", "1"], "noise_ends": ["2"]}

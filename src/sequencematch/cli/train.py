@@ -38,7 +38,8 @@ def train(
     bf16, gradient_checkpointing, report_to, seed and so on.
 
     Rows of a dataset have the columns text, prompt and completion, or messages. With noise_source: tokens they also
-    have noise_tokens, a list of the tokens that noise may insert, and perhaps noise_ends, in which half of its bursts end.
+    have noise_tokens, a list of the tokens that noise may insert, or such a list for each token of the completion; and
+    perhaps noise_ends, in which half of its bursts end.
     """
     if not recipe.is_file():
         raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is not a file.")

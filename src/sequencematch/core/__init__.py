@@ -3,7 +3,7 @@
 from sequencematch.core.divergences import CHI2_MIXTURE, DIVERGENCES, Divergence
 from sequencematch.core.encoding import Encoding, attend, encode
 from sequencematch.core.mdp import ActionSpace, State, Trajectory, step
-from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, token_noise
+from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, step_noise, token_noise
 from sequencematch.core.objectives import (
     Scores,
     SequenceMatchLoss,
@@ -39,6 +39,7 @@ __all__ = [
     "sequence_unlikelihood_loss",
     "sequencematch_loss",
     "step",
+    "step_noise",
     "token_noise",
     "unlikelihood_loss",
 ]

@@ -1,8 +1,9 @@
 """Noise that teaches `<bkspc>`: wrong tokens pushed into data, each followed by its deletion (§4.2)."""
 
+import itertools
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 
 import torch
@@ -25,6 +26,19 @@ def token_noise(
     """
     candidates = _candidates("tokens", range(space.vocab_size) if tokens is None else tokens, space, 1 + exclude_right)
     return partial(_draw_tokens, candidates, exclude_right)
+
+
+def step_noise(
+    space: ActionSpace, tokens_by_step: Sequence[Iterable[int]], *, exclude_right: bool = True
+) -> NoiseSource:
+    """Noise that looks right where it stands: the i-th wrong token of a burst at step t is uniform over `tokens_by_step[t + i]`.
+
+    The paper has one set of tokens for an example (§6.1). Behind the last list, as at `<eos>`, that list holds. A list may hold
+    the right token, which is not drawn; where a list holds no other, the token is drawn from all lists together.
+    `exclude_right=False` allows the right token.
+    """
+    every = _candidates("tokens_by_step", itertools.chain(*tokens_by_step), space, 1 + exclude_right)
+    return partial(_draw_by_step, tokens_by_step, every, space.special, exclude_right)
 
 
 def burst_end_noise(
@@ -143,6 +157,25 @@ def _draw_tokens(
 ) -> list[int]:
     uniform = torch.rand(len(steps), generator=generator, dtype=torch.float64).tolist()
     return [_pick(candidates, u, right, exclude_right) for u, right in zip(uniform, rights, strict=True)]
+
+
+def _draw_by_step(
+    tokens_by_step: Sequence[Iterable[int]],
+    every: Sequence[int],
+    special: Set[int],
+    exclude_right: bool,
+    steps: Sequence[int],
+    rights: Sequence[int],
+    generator: torch.Generator,
+) -> list[int]:
+    uniform = torch.rand(len(steps), generator=generator, dtype=torch.float64).tolist()
+    places = (step + i for step, burst in itertools.groupby(steps) for i, _ in enumerate(burst))
+    drawn = []
+    for place, right, u in zip(places, rights, uniform, strict=True):
+        here = sorted(set(map(operator.index, tokens_by_step[min(place, len(tokens_by_step) - 1)])) - special)
+        has_wrong = bool(here) and not (exclude_right and here == [right])
+        drawn.append(_pick(here if has_wrong else every, u, right, exclude_right))
+    return drawn
 
 
 def _draw_with_ends(

@@ -20,14 +20,16 @@ CHECKED_ROWS, CHECKED_OF_A_STREAM = 10_000, 100
 class Example:
     """A sequence to learn: the prompt s₀ and the completion, without its end; and the numbers of its row and epoch.
 
-    Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert, and
-    half of its bursts end in one of `noise_ends`, if there are any. `end` is the token that the row ended in, None for `<eos>`.
+    Plain text has no prompt: `is_text` is set, and its first token is s₀. `noise_tokens` are the tokens that noise may insert,
+    `noise_tokens_by_step` which of them at each token of the completion, if that is known; half of all bursts of noise end in
+    one of `noise_ends`, if there are any. `end` is the token that the row ended in, None for `<eos>`.
     """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     is_text: bool
     noise_tokens: tuple[int, ...] | None = None
+    noise_tokens_by_step: tuple[tuple[int, ...], ...] = ()
     noise_ends: tuple[int, ...] = ()
     index: int = 0
     epoch: int = 0
@@ -40,9 +42,10 @@ class Reader:
 
     A row has `text`; or `prompt` and `completion`, as text or as messages; or `messages`, whose last turn is the completion;
     or `input_ids`, with a `completion_mask` that is 0 for the prompt, or `labels` that are -100 there. `noise_tokens` are
-    needed with `needs_noise` and not read otherwise: ids, or tokens as the tokenizer spells them. So are `noise_ends` beside
-    them, which are optional. `ends` are the tokens that end a sequence, `<eos>` and others.
-    `truncation` is the setting of `SequenceMatchConfig`. With `prompts_only` a completion is not needed and not read.
+    needed with `needs_noise` and not read otherwise: ids, or tokens as the tokenizer spells them, in one list for the row or in
+    a list for each token of the completion. So are `noise_ends` beside them, which are optional. `ends` are the tokens that
+    end a sequence, `<eos>` and others. `truncation` is the setting of `SequenceMatchConfig`. With `prompts_only` a completion is
+    not needed and not read.
     """
 
     tokenizer: Any
@@ -94,11 +97,16 @@ class Reader:
             return example
         if "noise_tokens" not in row:
             raise ValueError("must have a column `noise_tokens` for `noise_source='tokens'`. Got none.")
-        noise = _noise_tokens("noise_tokens", row["noise_tokens"], self.tokenizer)
+        by_step = _noise_by_step(row["noise_tokens"], example, self.tokenizer)
+        noise = (
+            tuple(dict.fromkeys(itertools.chain(*by_step)))
+            if by_step
+            else _noise_tokens("noise_tokens", row["noise_tokens"], self.tokenizer)
+        )
         if len(set(noise)) < 2:
             raise ValueError(f"must have two `noise_tokens` or more: one of them may be right. Got {len(set(noise))}.")
-        ends = () if row.get("noise_ends") is None else row["noise_ends"]
-        return replace(example, noise_tokens=noise, noise_ends=_noise_tokens("noise_ends", ends, self.tokenizer))
+        ends = _noise_tokens("noise_ends", () if row.get("noise_ends") is None else row["noise_ends"], self.tokenizer)
+        return replace(example, noise_tokens=noise, noise_tokens_by_step=by_step, noise_ends=ends)
 
     def may_cut(self, example: Example) -> bool:
         """Whether an example that is too long is cut rather than refused. By default only plain text is cut."""
@@ -321,6 +329,21 @@ def _noise_tokens(column: str, tokens: Any, tokenizer: Any) -> tuple[int, ...]:
         else:
             ids.append(operator.index(token))
     return tuple(ids)
+
+
+def _noise_by_step(lists: Any, example: Example, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """The lists of `noise_tokens`, one for each token of the completion; none if the column is one list for the row."""
+    is_list = [isinstance(entry, list | tuple) or getattr(entry, "ndim", 0) > 0 for entry in lists]
+    if not any(is_list):
+        return ()
+    length = len(example.completion)
+    if not all(is_list) or len(is_list) not in (length, length + (example.end is not None)):
+        got = f"{len(is_list)} lists" if all(is_list) else "lists and tokens side by side"
+        raise ValueError(
+            f"must have `noise_tokens` that are one list for the row, or a list for each of the completion's {length} tokens. "
+            f"Got {got}."
+        )
+    return tuple(_noise_tokens("noise_tokens", entry, tokenizer) for entry in lists)
 
 
 def _numbered(row: Any, read: Reader, index: int, epoch: int) -> Example:

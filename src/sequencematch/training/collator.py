@@ -7,17 +7,24 @@ from typing import Any
 
 import torch
 
-from sequencematch.core import ActionSpace, NoiseSource, Trajectory, add_noise, burst_end_noise, token_noise
+from sequencematch.core import ActionSpace, NoiseSource, Trajectory, add_noise, burst_end_noise, step_noise, token_noise
 from sequencematch.data.examples import Example, Reader
 from sequencematch.data.seeds import hash_seed
 
 
 @lru_cache(maxsize=256)
 def _noise_of(
-    space: ActionSpace, tokens: tuple[int, ...] | None, ends: tuple[int, ...], exclude_right: bool
+    space: ActionSpace,
+    tokens: tuple[int, ...] | None,
+    by_step: tuple[tuple[int, ...], ...],
+    ends: tuple[int, ...],
+    exclude_right: bool,
 ) -> NoiseSource:
     """The noise of an example. Cached: sorting the vocabulary takes longer than drawing from it."""
-    source = token_noise(space, tokens, exclude_right=exclude_right)
+    if by_step:
+        source = step_noise(space, by_step, exclude_right=exclude_right)
+    else:
+        source = token_noise(space, tokens, exclude_right=exclude_right)
     return burst_end_noise(space, source, ends, exclude_right=exclude_right) if ends else source
 
 
@@ -60,7 +67,8 @@ class Collator:
         trajectory = self.clean(example)
         if self.noise_rate:
             if source is None:
-                source = _noise_of(self.space, example.noise_tokens, example.noise_ends, self.noise_excludes_right)
+                own = (example.noise_tokens, example.noise_tokens_by_step, example.noise_ends)
+                source = _noise_of(self.space, *own, self.noise_excludes_right)
             generator = torch.Generator().manual_seed(hash_seed("noise", self.seed, example.epoch, example.index))
             noised = add_noise(trajectory, self.noise_rate, source, generator, burst=self.noise_burst)
             if noised.num_nodes <= self.read.max_length or self.read.may_cut(example):
