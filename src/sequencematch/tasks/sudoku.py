@@ -39,8 +39,9 @@ class Sudoku(Task):
     stacks, and the lines inside each of them change places; square boxes allow a transposition. Every test row is a puzzle of
     its own, and no symmetry turns it into another one of the test or of training. `train_size` does not change the test.
 
-    Noise may be any digit (`noise_tokens`). That is a simplification: a digit that looks legal would be a more natural mistake,
-    but which ones do depends on the cells filled before, and the column has one list for a whole row.
+    Noise looks legal (`noise_tokens`): a digit that is not yet in the row, column and box of its cell, given the puzzle and the
+    cells filled before it. Where no wrong digit is legal, noise may be any digit that is legal in some empty cell; where that
+    leaves none either, any digit.
     """
 
     name: ClassVar[str] = "sudoku"
@@ -218,15 +219,37 @@ def fingerprint(puzzle: Puzzle) -> int:
 
 
 def as_row(puzzle: Puzzle) -> Row:
-    """A puzzle as text, and the digits that noise may insert."""
+    """A puzzle as text, and for each empty cell the digits that noise may insert: `legal_digits`."""
     size, names = puzzle.size, [EMPTY, *_digits(puzzle.size)]
     lines = [" ".join(names[cell] for cell in puzzle.cells[i : i + size]) for i in range(0, size**2, size)]
     answer = [names[digit] for cell, digit in zip(*puzzle, strict=True) if not cell]
+    noise = [[names[digit] for digit in digits] for digits in legal_digits(puzzle)]
     return {
         "prompt": f" {ROW_END} ".join(lines) + f" {ANSWER}",
         "completion": " " + " ".join(answer),
-        "noise_tokens": _digits(size),
+        "noise_tokens": noise if len(set(itertools.chain(*noise))) > 1 else _digits(size),
     }
+
+
+def legal_digits(puzzle: Puzzle) -> list[list[int]]:
+    """For each empty cell in reading order, the digits that clash with no given one and no solved cell before it.
+
+    The right digit is one of them.
+    """
+    size, units = puzzle.size, _units(puzzle.size)
+    used = [0] * (3 * size)
+    for cell, digit in enumerate(puzzle.cells):
+        for unit in units[cell]:
+            used[unit] |= 1 << digit
+    found = []
+    for cell, (given, right) in enumerate(zip(*puzzle, strict=True)):
+        if not given:
+            row, column, box = units[cell]
+            taken = used[row] | used[column] | used[box]
+            found.append([digit for digit in range(1, size + 1) if not taken >> digit & 1])
+            for unit in units[cell]:
+                used[unit] |= 1 << right
+    return found
 
 
 def _digits(size: int) -> list[str]:
