@@ -20,10 +20,11 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Which rows are right, and forward passes per row."""
+    """Which rows are right, forward passes per row, and of a search what it did."""
 
     right: tuple[bool, ...]
     passes: float
+    trajectories: tuple[Trajectory, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -83,10 +84,12 @@ def searching(policy: Policy, prompts: Sequence[Tokens], answers: Sequence[Token
     done = policy.generate(prompts, max_new_tokens=length, search=True, batch_size=1000, **options)
     passes = sum(t.num_nodes - len(t.initial) - 1 for t in done.trajectories) / len(prompts)
     pairs = zip(done.trajectories, answers, strict=True)
-    return Outcome(tuple(is_right(t, answer) for t, answer in pairs), passes)
+    return Outcome(tuple(is_right(t, answer) for t, answer in pairs), passes, tuple(done.trajectories))
 
 
-def searching_below(policy: Policy, prompts: Sequence[Tokens], answers: Sequence[Tokens], least: float) -> Outcome:
+def searching_below(
+    policy: Policy, prompts: Sequence[Tokens], answers: Sequence[Tokens], least: float, **options: Any
+) -> Outcome:
     """A search by a model without `<bkspc>`: it deletes where the likeliest token left has a probability below `least`."""
     bkspc = policy.space.bkspc
 
@@ -94,7 +97,7 @@ def searching_below(policy: Policy, prompts: Sequence[Tokens], answers: Sequence
         tokens = logits[:, :bkspc].log_softmax(-1)
         return torch.cat([tokens, torch.full_like(tokens[:, :1], math.log(least))], 1)
 
-    return searching(policy, prompts, answers, logits_processor=stop)
+    return searching(policy, prompts, answers, logits_processor=stop, **options)
 
 
 @torch.no_grad()
