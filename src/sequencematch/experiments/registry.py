@@ -11,10 +11,11 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
         "path_star": "Networks on path-star graphs beside their peers. --preset gpu: hours on a GPU; cpu: only a trial.",
+        "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: half an hour on a GPU; cpu: only a trial.",
     }
 )
 #: The module of an experiment in `sequencematch.experiments`, where it has another name.
-MODULES: Mapping[str, str] = MappingProxyType({"path_star": "path_star.study"})
+MODULES: Mapping[str, str] = MappingProxyType({"path_star": "path_star.study", "sudoku": "sudoku.study"})
 
 
 @runtime_checkable

@@ -115,7 +115,7 @@ def solutions(cells: Sequence[int], size: int, rng: random.Random | None = None)
 
     Depth-first, always at a cell with the fewest digits left; a bit mask per row, column and box holds the digits used.
     """
-    filled, units = list(cells), _units(size)
+    filled, units = list(cells), units_of(size)
     used = [0] * (3 * size)
     for cell, digit in enumerate(filled):
         if digit:
@@ -133,7 +133,7 @@ def _fill(
     if not empty:
         yield tuple(filled)
         return
-    units, every = _units(size), (2 << size) - 2
+    units, every = units_of(size), (2 << size) - 2
     fewest, best, options = size + 1, -1, 0
     for cell in empty:
         row, column, box = units[cell]
@@ -201,7 +201,7 @@ def fingerprint(puzzle: Puzzle) -> int:
     """
     size = puzzle.size
     high, wide = BOXES[size]
-    units = [(*places, 3 * size + digit) for places, digit in zip(_units(size), puzzle.solution, strict=True)]
+    units = [(*places, 3 * size + digit) for places, digit in zip(units_of(size), puzzle.solution, strict=True)]
     colours = [int(cell > 0) for cell in puzzle.cells]
     for _ in range(3):
         members: list[list[int]] = [[] for _ in range(4 * size + 1)]
@@ -236,7 +236,7 @@ def legal_digits(puzzle: Puzzle) -> list[list[int]]:
 
     The right digit is one of them.
     """
-    size, units = puzzle.size, _units(puzzle.size)
+    size, units = puzzle.size, units_of(puzzle.size)
     used = [0] * (3 * size)
     for cell, digit in enumerate(puzzle.cells):
         for unit in units[cell]:
@@ -257,7 +257,7 @@ def _digits(size: int) -> list[str]:
 
 
 @functools.cache
-def _units(size: int) -> list[tuple[int, int, int]]:
+def units_of(size: int) -> list[tuple[int, int, int]]:
     """The row, column and box of each cell, numbered together: rows from 0, columns from `size`, boxes from 2 · `size`."""
     high, wide = BOXES[size]
     across = size // wide
