@@ -128,7 +128,7 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = Cell(method, 0, arms=2, length=2)
-    found = run_cell(cell, TINY, tmp_path, use_cpu=True, tf32=None)
+    found = run_cell(cell, TINY, tmp_path, use_cpu=True)
     assert ("decodings" in found) == METHODS[method].deletes
     assert json.loads((tmp_path / "cells" / cell.file).read_text())["cell"]["method"] == method
 
@@ -145,7 +145,7 @@ def test_a_network_on_larger_stars_starts_from_that_on_smaller_ones(tmp_path: Pa
     """Without training, its weights are those of the network before it."""
     cell = Cell("bc", 0, arms=2, length=2, after=(2, 1))
     budget = dataclasses.replace(TINY, learning_rate=0.0)
-    run_cell(cell, budget, tmp_path, use_cpu=True, tf32=None)
+    run_cell(cell, budget, tmp_path, use_cpu=True)
     before, after = (Policy.from_pretrained(tmp_path / "policies" / f"d2_l{length}_bc_0") for length in (1, 2))
     assert cell.before == Cell("bc", 0, arms=2, length=1)
     for old, new in zip(before.parameters(), after.parameters(), strict=True):

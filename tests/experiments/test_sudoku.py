@@ -220,7 +220,7 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = Cell(method, 0, holes=6)
-    found = run_cell(cell, TINY, tmp_path, use_cpu=True, tf32=None, bf16=False, dataloader_num_workers=0)
+    found = run_cell(cell, TINY, tmp_path, use_cpu=True, dataloader_num_workers=0)
     assert all(0 <= way["accuracy"] <= 1 and way["flops"] > 0 for way in found["ways"].values())
     assert ("states" in found) == METHODS[method].deletes
     assert json.loads((tmp_path / "cells" / cell.file).read_text())["cell"]["method"] == method

@@ -96,7 +96,7 @@ def config(
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "tf32": torch.cuda.is_available() or None,
+        "bf16": torch.cuda.is_available(),
     }
     return SequenceMatchConfig(str(folder), **{**shared, **own, **changes})
 

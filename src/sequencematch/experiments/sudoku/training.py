@@ -59,7 +59,6 @@ def _trained(cell: Cell, budget: Budget, folder: Path, ids: np.ndarray, **change
     is_traced = method.rows == "traces"
     settings = {
         "max_length": TRACE_CONTEXT if is_traced else PROMPT + 4 * cell.holes,
-        "bf16": torch.cuda.is_available(),
         # Finding the legal digits of a batch takes as long as a step on a GPU.
         "dataloader_num_workers": 1 if torch.cuda.is_available() else 0,
         **changes,
