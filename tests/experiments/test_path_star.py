@@ -12,7 +12,7 @@ import torch
 from sequencematch.core import ActionSpace, Trajectory
 from sequencematch.experiments import networks, peers
 from sequencematch.experiments.networks import Budget, config, new_model
-from sequencematch.experiments.path_star import study
+from sequencematch.experiments.path_star import study, training
 from sequencematch.experiments.path_star.cells import METHODS, Cell
 from sequencematch.experiments.path_star.measures import decisive_states
 from sequencematch.experiments.path_star.report import Way, table, ways
@@ -24,7 +24,7 @@ from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
 
 ROOT = Path(__file__).parents[2]
-TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_rows=12)
+TINY = Budget(layers=1, width=16, steps=4, tuning_steps=2, batch_size=8, test_rows=12)
 #: <bos> 7 4 | 2 7 | 2 5 | 5 9 / 2 9 = 5 9, where a node's id is its name and the others are above 20.
 IDS = np.array([[1, 7, 4, 21, 2, 7, 21, 2, 5, 21, 5, 9, 22, 2, 9, 23, 5, 9]], dtype=np.uint8)
 SPACE = ActionSpace(30, eos=0)
@@ -114,9 +114,9 @@ def test_teacherless_training_learns_an_answer_that_the_prompt_holds() -> None:
 def test_the_rows_of_a_task_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("bc", 0, arms=2, length=2)
     ids, nodes = load(cell, TINY, tmp_path)
-    assert len(ids) == len(nodes) == 32
+    assert len(ids) == len(nodes) == 48
     tokenizer = word_tokenizer(cell.task.words())
-    rows = PathStar(arms=2, length=2, train_size=32).train()
+    rows = PathStar(arms=2, length=2, train_size=48).train()
     assert ids.tolist() == [tokenizer(row["prompt"] + row["completion"])["input_ids"] for row in rows]
     assert nodes[0].tolist() == tokenizer.convert_tokens_to_ids(rows[0]["noise_tokens"])
     monkeypatch.setattr(PathStar, "train_arrays", None)
@@ -141,17 +141,35 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
         run_cell(cell, dataclasses.replace(TINY, steps=5), tmp_path)
 
 
-def test_a_network_on_larger_stars_starts_from_that_on_smaller_ones(tmp_path: Path) -> None:
+def test_a_method_starts_from_next_token_prediction_and_larger_stars_from_smaller_ones(tmp_path: Path) -> None:
     """Without training, its weights are those of the network before it."""
-    cell = Cell("bc", 0, arms=2, length=2, after=(2, 1))
-    budget = dataclasses.replace(TINY, learning_rate=0.0)
-    run_cell(cell, budget, tmp_path, use_cpu=True)
-    before, after = (Policy.from_pretrained(tmp_path / "policies" / f"d2_l{length}_bc_0") for length in (1, 2))
-    assert cell.before == Cell("bc", 0, arms=2, length=1)
-    for old, new in zip(before.parameters(), after.parameters(), strict=True):
-        assert torch.equal(old, new)
-    other = Policy(new_model(TINY, before.tokenizer), before.tokenizer)
-    assert not torch.equal(next(other.parameters()), next(after.parameters()))
+    cell = Cell("bc", 0, arms=2, length=5)
+    smaller, start = Cell("start", 0), Cell("start", 0, 2, 5)
+    assert (cell.start, start.start, smaller.start) == (start, smaller, None)
+    assert Cell("mle, traces", 0, 5, 5).start is None
+    assert [each.steps(TINY) for each in (cell, start, Cell("mle, traces", 0))] == [2, 4, 6]
+    run_cell(cell, dataclasses.replace(TINY, learning_rate=0.0), tmp_path, use_cpu=True)
+    found = [Policy.from_pretrained(tmp_path / "policies" / Path(c.file).stem).base for c in (cell, start, smaller)]
+    for weights in zip(*(network.parameters() for network in found), strict=True):
+        assert torch.equal(weights[0], weights[1])
+        assert torch.equal(weights[1], weights[2])
+    torch.manual_seed(1)
+    other = new_model(TINY, word_tokenizer([*cell.task.words(), "."]))
+    assert not torch.equal(next(other.parameters()), next(found[0].parameters()))
+
+
+def test_a_start_sees_other_rows_than_the_methods_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[list[int]]] = {}
+
+    class Recorded(training.SequenceMatchTrainer):
+        def __init__(self, model: Any, args: Any, train_dataset: Any, **options: Any) -> None:
+            seen[str(args.objective)] = train_dataset.ids.tolist()
+            super().__init__(model, args, train_dataset, **options)
+
+    monkeypatch.setattr(training, "SequenceMatchTrainer", Recorded)
+    cell = Cell("bc", 0, arms=2, length=2)
+    run_cell(cell, TINY, tmp_path, use_cpu=True)
+    assert [*seen["mle"], *seen["bc"]] == load(cell, TINY, tmp_path)[0].tolist()
 
 
 def test_the_experiment_collects_its_cells_and_draws_them_without_training(
@@ -161,7 +179,7 @@ def test_the_experiment_collects_its_cells_and_draws_them_without_training(
     study.run(tmp_path, "sequencematch reproduce path_star", preset="cpu")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["command"] == "sequencematch reproduce path_star"
-    assert [cell["cell"]["method"] for cell in record["cells"]] == ["mle", "mle", "bc", "bc, corrected"]
+    assert [cell["cell"]["method"] for cell in record["cells"]] == ["start", "mle", "mle", "bc", "bc, corrected"]
     (judged,) = (cell for cell in record["cells"] if "judge" in cell)
     assert judged["judge"]["method"] == "bc, corrected"
     assert list(judged["peers"]) == [f"best of {count} judged by bc, corrected" for count in (2, 3, 5)]
@@ -205,7 +223,7 @@ def test_the_page_has_the_table_of_the_recorded_cells(tmp_path: Path) -> None:
 def test_every_method_differs_from_the_others_in_file_and_settings(tmp_path: Path) -> None:
     assert len({Cell(method, 0).file for method in METHODS}) == len(METHODS)
     for method in METHODS:
-        args = config(tmp_path, METHODS[method], TINY, 1, room=6, use_cpu=True)
+        args = config(tmp_path, METHODS[method], TINY, 1, steps=8, room=6, use_cpu=True)
         assert args.seed == 1
         assert args.objective == METHODS[method].settings["objective"]
     assert peers.Outcome((True, False), 2.0).accuracy == 0.5

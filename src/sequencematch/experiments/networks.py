@@ -27,11 +27,15 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Budget:
-    """The size of a network, how long it is trained, and on how many rows it is tested. The same for all cells of a study."""
+    """The size of a network, how long it is trained, and on how many rows it is tested. The same for all cells of a study.
+
+    `steps` are those of next-token prediction from random weights, `tuning_steps` those of a method after it.
+    """
 
     layers: int = 4
     width: int = 256
     steps: int = 2000
+    tuning_steps: int = 1000
     batch_size: int = 256
     learning_rate: float = 1e-3
     test_rows: int = 2000
@@ -39,10 +43,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train: settings of the trainer, and on which rows."""
+    """A way to train: settings of the trainer, and on which rows.
+
+    A method starts from a network that was trained by next-token prediction, or `from_scratch`, from random weights.
+    """
 
     settings: Mapping[str, Any]
     rows: str = "answers"
+    from_scratch: bool = False
 
     @property
     def deletes(self) -> bool:
@@ -70,12 +78,12 @@ def new_model(budget: Budget, tokenizer: Any, positions: int = 256) -> LlamaForC
 
 
 def config(
-    folder: str | Path, method: Method, budget: Budget, seed: int, *, room: int, **changes: Any
+    folder: str | Path, method: Method, budget: Budget, seed: int, *, steps: int, room: int, **changes: Any
 ) -> SequenceMatchConfig:
     """The settings of a cell: the same for every method but its own. A rollout writes at most `room` tokens."""
     own = dict(method.settings)
     if own["objective"] == "sequencematch":
-        own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
+        own |= {"bc_steps": steps // 4, "bc_anneal_steps": steps // 4}
     if own["objective"] == "sequencematch" or "correction_rate" in own:
         own |= {
             "generation_batch_size": 2 * budget.batch_size,
@@ -85,14 +93,14 @@ def config(
         }
     shared: dict[str, Any] = {
         "seed": seed,
-        "max_steps": budget.steps,
+        "max_steps": steps,
         "per_device_train_batch_size": budget.batch_size,
         "learning_rate": budget.learning_rate,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": budget.steps // 20,
+        "warmup_steps": steps // 20,
         "adam_beta2": 0.98,
         "max_length": 160,
-        "logging_steps": max(budget.steps // 20, 1),
+        "logging_steps": max(steps // 20, 1),
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -114,6 +122,7 @@ def once(path: Path, cell: Any, budget: Budget, run: Callable[[], Mapping[str, A
         "budget": asdict(budget),
         **run(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "precision": "bf16" if torch.cuda.is_available() else "float32",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "seconds": time.perf_counter() - began,
     }

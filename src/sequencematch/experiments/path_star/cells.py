@@ -9,7 +9,7 @@ from sequencematch.experiments.networks import Budget, Method
 from sequencematch.tasks.path_star import PathStar
 
 GPU = Budget()
-CPU = Budget(layers=2, width=64, steps=60, batch_size=32, test_rows=60)
+CPU = Budget(layers=2, width=64, steps=60, tuning_steps=30, batch_size=32, test_rows=60)
 BUDGETS: Mapping[str, Budget] = MappingProxyType({"gpu": GPU, "cpu": CPU})
 
 
@@ -27,17 +27,23 @@ def _sequencematch(alpha: float, gamma: float, noise: Mapping[str, Any], **more:
 _MORE_ON_POLICY = MappingProxyType({"mixture_weight": 0.2, "offset_lr_multiplier": 10.0})
 #: Rows in which half of all bursts of noise end in the goal.
 TO_THE_GOAL = "answers, noise to the goal"
+#: Next-token prediction from random weights, from which the other methods start.
+START = "start"
 #: Ways to train, by name.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
+        START: Method(_MLE, from_scratch=True),
         "mle": Method(_MLE),
-        "mle, reversed": Method(_MLE, rows="reversed"),
-        "mle, traces": Method(_MLE, rows="traces"),
-        "mle, teacherless": Method(_MLE, rows="teacherless"),
+        "mle, reversed": Method(_MLE, rows="reversed", from_scratch=True),
+        "mle, traces": Method(_MLE, rows="traces", from_scratch=True),
+        "mle, teacherless": Method(_MLE, rows="teacherless", from_scratch=True),
         "bc": Method({"objective": "bc", **_UNIFORM}),
         "bc, bursts": Method({"objective": "bc", **_BURSTS}),
         "bc, bursts to the goal": Method({"objective": "bc", **_BURSTS}, rows=TO_THE_GOAL),
         "bc, corrected": Method({"objective": "bc", **_UNIFORM, "correction_rate": 0.5}),
+        "bc, bursts to the goal, corrected": Method(
+            {"objective": "bc", **_BURSTS, "correction_rate": 0.5}, rows=TO_THE_GOAL
+        ),
         "bc, bursts, corrected": Method({"objective": "bc", **_BURSTS, "correction_rate": 0.5}),
         **{
             f"sequencematch α {alpha:g} γ {gamma:g}": Method(_sequencematch(alpha, gamma, _UNIFORM))
@@ -53,16 +59,12 @@ BACK = "."
 
 @dataclass(frozen=True)
 class Cell:
-    """One network: how it is trained, on which graphs, with which seed.
-
-    `after` are the arms and the length of smaller stars on which it was trained before, in the same way and as long.
-    """
+    """One network: how it is trained, on which graphs, with which seed."""
 
     method: str
     seed: int
     arms: int = 3
     length: int = 4
-    after: tuple[int, int] | None = None
 
     @property
     def file(self) -> str:
@@ -71,9 +73,18 @@ class Cell:
         return f"d{self.arms}_l{self.length}_{words}_{self.seed}.json"
 
     @property
-    def before(self) -> "Cell | None":
-        """The network that this one starts from."""
-        return None if self.after is None else replace(self, arms=self.after[0], length=self.after[1], after=None)
+    def start(self) -> "Cell | None":
+        """The network that this one starts from; None for random weights. Larger stars start from stars of the usual size."""
+        if not METHODS[self.method].from_scratch:
+            return replace(self, method=START)
+        is_larger = self.arms > Cell.arms or self.length > Cell.length
+        return Cell(START, self.seed) if self.method == START and is_larger else None
+
+    def steps(self, budget: Budget) -> int:
+        """Its own steps. Methods with rows of their own have as many as the start and its tuning together."""
+        if self.method == START:
+            return budget.steps
+        return budget.tuning_steps if self.start else budget.steps + budget.tuning_steps
 
     @property
     def task(self) -> PathStar:

@@ -14,7 +14,7 @@ from sequencematch.evaluation import evaluate
 from sequencematch.experiments import peers
 from sequencematch.experiments.networks import Budget
 from sequencematch.experiments.path_star import rows
-from sequencematch.experiments.path_star.cells import BACK, METHODS, Cell
+from sequencematch.experiments.path_star.cells import BACK, METHODS, START, Cell
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, Star, read_star
 
@@ -57,6 +57,8 @@ def measure(policy: Policy, cell: Cell, budget: Budget) -> dict[str, Any]:
         found = {"greedy": rows.traced_answers(policy, prompts, answers, back, cell.arms)}
     elif method.rows == "teacherless":
         found = {"at once": rows.teacherless_answers(policy.base, prompts, answers, back, policy.space.eos)}
+    elif cell.method == START:
+        found = {"greedy": peers.beam_search(policy, prompts, answers, 1)}
     else:
         found = {"greedy": peers.beam_search(policy, prompts, answers, 1)}
         for count in (2, 3, 5):

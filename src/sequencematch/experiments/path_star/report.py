@@ -31,7 +31,6 @@ def ways(results: Iterable[Mapping[str, Any]]) -> list[Way]:
     for result in results:
         shape = dict(result["cell"])
         method = shape.pop("method")
-        shape.pop("after", None)
         for name, peer in result.get("peers", {}).items():
             name = re.sub(r" p = [\d.]+", " a threshold", name)  # tuned for each network
             found.append(Way(method, name, **shape, **peer))
@@ -56,7 +55,8 @@ def table(found: Sequence[Way], arms: int, length: int) -> str:
         spread = _percent(mean(right))
         if len(right) > 1:
             spread += f" [{_percent(min(right))}, {_percent(max(right))}]"
-        rows.append([method, decoding, spread, f"{mean(way.passes for way in group):.1f}", str(len(group))])
+        passes = [way.passes for way in group if math.isfinite(way.passes)]  # unknown where no answer is right
+        rows.append([method, decoding, spread, f"{mean(passes):.1f}" if passes else "–", str(len(group))])
     headings = ["trained by", "decoded by", "right, %", "passes", "seeds"]
     return "\n".join(table_lines(headings, rows)) + "\n"
 

@@ -27,7 +27,7 @@ _PEERS = ("mle, reversed", "mle, traces", "mle, teacherless")
 _EQUATION_4 = tuple(
     f"sequencematch α {alpha} γ {gamma}" for alpha, gamma in ((0.5, 0.9), (0.5, 0.99), (0.5, 0.998), (0.1, 0.99))
 )
-_CLONING = ("bc", "bc, bursts", "bc, bursts to the goal", "bc, corrected", "bc, bursts, corrected")
+_CLONING = ("bc", "bc, bursts", "bc, bursts to the goal", "bc, corrected", "bc, bursts to the goal, corrected")
 _MORE = "sequencematch α 0.5 γ 0.99, more on policy"
 
 
@@ -36,14 +36,13 @@ def study(preset: str) -> list[Cell]:
     check_choice("--preset", preset, BUDGETS)
     if preset == "cpu":
         return [Cell(method, 0, arms=2, length=2) for method in ("mle", "bc", "bc, corrected")]
-    seeds = range(5)
+    seeds, few = range(5), range(3)
     cells = [Cell(method, seed) for seed in seeds for method in ("mle", *_CLONING, *_EQUATION_4, _MORE)]
-    cells += [Cell(method, seed) for seed in range(3) for method in _PEERS]
+    cells += [Cell(method, seed) for seed in few for method in _PEERS]
     cells += [Cell(m, s, 3, 2) for s in seeds for m in ("bc", "bc, corrected", *_EQUATION_4[:2], _MORE)]
-    larger = ("mle", "bc, corrected", "bc, bursts, corrected", "sequencematch α 0.5 γ 0.99")
-    cells += [Cell(method, seed, 5, 5, after=(3, 4)) for seed in seeds for method in larger[1:3]]
-    cells += [Cell(method, seed, 5, 5, after=(3, 4)) for seed in range(3) for method in (larger[0], larger[3])]
-    return cells + [Cell(method, seed, 2, 6, after=(3, 4)) for seed in range(3) for method in larger]
+    larger = ("mle", "bc, corrected", "bc, bursts to the goal, corrected", "sequencematch α 0.5 γ 0.99")
+    cells += [Cell(method, seed, 5, 5) for seed in seeds for method in larger]
+    return cells + [Cell(method, seed, 2, 6) for seed in few for method in larger]
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:

@@ -16,7 +16,7 @@ from transformers import set_seed
 from sequencematch.experiments import networks
 from sequencematch.experiments.networks import Budget
 from sequencematch.experiments.path_star import rows
-from sequencematch.experiments.path_star.cells import BACK, METHODS, TO_THE_GOAL, Cell
+from sequencematch.experiments.path_star.cells import BACK, METHODS, START, TO_THE_GOAL, Cell
 from sequencematch.experiments.path_star.measures import ROOM, measure
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import ANSWER, EDGE_END, QUESTION, PathStar
@@ -47,8 +47,11 @@ class Rows(Dataset[Mapping[str, Any]]):
 
 
 def load(cell: Cell, budget: Budget, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and nodes of all training rows, [row, token] and [row, node]; drawn once for all cells with these graphs."""
-    count = budget.steps * budget.batch_size
+    """Token ids and nodes of all training rows, [row, token] and [row, node]; drawn once for all cells with these graphs.
+
+    The last rows are for tuning: the start does not see them.
+    """
+    count = (budget.steps + budget.tuning_steps) * budget.batch_size
     path = folder / "data" / f"d{cell.arms}_l{cell.length}_{count}.npz"
     stored = networks.arrays(path, lambda: _drawn(replace(cell.task, train_size=count)))
     return stored["ids"], stored["nodes"]
@@ -81,13 +84,16 @@ def run_cell(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[s
 def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, Any]:
     task, method, began = cell.task, METHODS[cell.method], time.perf_counter()
     tokenizer = word_tokenizer([*task.words(), BACK])
-    ids, nodes = load(cell, budget, folder)
+    steps = cell.steps(budget)
+    count = steps * budget.batch_size
+    part = slice(count) if cell.method == START else slice(-count, None)
+    ids, nodes = (array[part] for array in load(cell, budget, folder))
     back = tokenizer.convert_tokens_to_ids(BACK)
     set_seed(cell.seed)
     model: Any = networks.new_model(budget, tokenizer)
-    if cell.before is not None:
-        run_cell(cell.before, budget, folder, **changes)
-        model = Policy.from_pretrained(_saved(cell.before, folder))
+    if cell.start is not None:
+        run_cell(cell.start, budget, folder, **changes)
+        model = Policy.from_pretrained(_saved(cell.start, folder)).base
     data: dict[str, Callable[[], Dataset[Mapping[str, Any]]]] = {
         "answers": lambda: Rows(ids, nodes, cell.length, noise_ends=False),
         TO_THE_GOAL: lambda: Rows(ids, nodes, cell.length, noise_ends=True),
@@ -98,13 +104,13 @@ def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, 
     if method.rows in data:
         with tempfile.TemporaryDirectory() as scratch:
             # Room for a token behind a dead end and its deletion: a rollout that is cut teaches nothing about ends.
-            args = networks.config(scratch, method, budget, cell.seed, room=cell.length + ROOM, **changes)
+            args = networks.config(scratch, method, budget, cell.seed, steps=steps, room=cell.length + ROOM, **changes)
             trainer = SequenceMatchTrainer(model, args, train_dataset=data[method.rows](), processing_class=tokenizer)
             trainer.train()
         policy, log = trainer.model.eval(), trainer.state.log_history
     else:
         model.to("cuda" if torch.cuda.is_available() else "cpu")
-        sizes: dict[str, Any] = {"steps": budget.steps, "batch": budget.batch_size, "lr": budget.learning_rate}
+        sizes: dict[str, Any] = {"steps": steps, "batch": budget.batch_size, "lr": budget.learning_rate}
         rows.teacherless(model, ids, cell.length, dummy=back, eos=tokenizer.eos_token_id, **sizes)
         policy = Policy(model.eval(), tokenizer)
     seconds = time.perf_counter() - began
@@ -118,8 +124,11 @@ def _saved(cell: Cell, folder: Path) -> Path:
 
 
 def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) -> None:
-    """Every cell that has no result yet, `jobs` at a time; those that start from another network come last."""
-    for cell in {(cell.arms, cell.length): cell for cell in cells}.values():
+    """Every cell that has no result yet, `jobs` at a time, after the networks that they start from."""
+    waves: list[Sequence[Cell]] = [cells]
+    while starts := list(dict.fromkeys(cell.start for cell in waves[0] if cell.start)):
+        waves.insert(0, starts)
+    for cell in {(cell.arms, cell.length): cell for wave in waves for cell in wave}.values():
         load(cell, budget, folder)
-    for wave in ([cell for cell in cells if not cell.after], [cell for cell in cells if cell.after]):
+    for wave in waves:
         networks.side_by_side(partial(run_cell, budget=budget, folder=folder), wave, jobs)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sequencematch.policy.decoding.search import REMEMBERED, DeletedTokens
 
-#: Tokens of a row that a program reads at a time.
-BLOCK = 4096
+#: The most tokens of a row that a program reads at a time.
+BLOCK = 16384
 
 
 @triton.jit
@@ -130,7 +130,8 @@ def keep_open(
         logits, log_min_p, deleted.tokens, deleted.count, size, prompt, floor, taken, ends, stays.view(torch.int8),
         logits.stride(0), *deleted.tokens.stride()[:2], deleted.count.stride(0), logits.shape[1], bkspc, eos, len(ends),
         max_new_tokens, max_actions,
-        REMEMBERED=REMEMBERED, ENDS=triton.next_power_of_2(len(ends)), BLOCK=BLOCK, num_warps=16,
+        REMEMBERED=REMEMBERED, ENDS=triton.next_power_of_2(len(ends)),
+        BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])), num_warps=16,
     )  # fmt: skip
     return stays
 
