@@ -223,6 +223,8 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
     found = run_cell(cell, TINY, tmp_path, use_cpu=True, dataloader_num_workers=0)
     assert all(0 <= way["accuracy"] <= 1 and way["flops"] > 0 for way in found["ways"].values())
     assert ("states" in found) == METHODS[method].deletes
+    kinds = {"right", "wrong digit", "right grid", "wrong grid"}
+    assert kinds <= set(found.get("states", kinds)) <= {*kinds, "own wrong grid"}
     assert json.loads((tmp_path / "cells" / cell.file).read_text())["cell"]["method"] == method
 
     def refuse(*_: Any, **__: Any) -> None:

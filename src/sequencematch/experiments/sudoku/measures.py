@@ -235,8 +235,16 @@ def decisive_states(row: list[int], rng: random.Random) -> dict[str, list[int]]:
 
 @torch.no_grad()
 def probabilities(policy: Policy, ids: np.ndarray) -> dict[str, dict[str, float]]:
-    """Mean p(`<bkspc>`) and p(`<eos>`) in each kind of `decisive_states`."""
-    states: dict[str, list[list[int]]] = {}
+    """Mean p(`<bkspc>`) and p(`<eos>`) in each kind of `decisive_states`, and in full grids that the policy itself filled wrongly.
+
+    `own wrong grid` is left out if there are none. Its digits fit each other better than one wrong digit among right ones does.
+    """
+    prompts, answers = _asked(ids)
+    options: dict[str, Any] = {"temperature": 0.0, "backspace_bias": -math.inf, "batch_size": 1000}
+    done = policy.generate(prompts, max_new_tokens=len(answers[0]), **options).trajectories
+    written = [list(trajectory.final_state.tokens[:-1]) for trajectory in done]
+    own = [grid for grid, row in zip(written, ids.tolist(), strict=True) if len(grid) == len(row) and grid != row]
+    states: dict[str, list[list[int]]] = {"own wrong grid": own} if own else {}
     for number, row in enumerate(ids.tolist()):
         for kind, state in decisive_states(row, random.Random(number)).items():
             states.setdefault(kind, []).append(state)
