@@ -11,7 +11,7 @@ import torch
 
 from sequencematch.core import ActionSpace, Trajectory
 from sequencematch.experiments import networks, peers
-from sequencematch.experiments.networks import Budget, config, new_model
+from sequencematch.experiments.networks import Budget, config, new_model, own_steps
 from sequencematch.experiments.path_star import study, training
 from sequencematch.experiments.path_star.cells import METHODS, Cell
 from sequencematch.experiments.path_star.measures import decisive_states
@@ -22,6 +22,7 @@ from sequencematch.experiments.peers import best_by_oracle, best_of, doubts
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
+from sequencematch.training import SequenceMatchTrainer
 
 ROOT = Path(__file__).parents[2]
 TINY = Budget(layers=1, width=16, steps=4, tuning_steps=2, batch_size=8, test_rows=12)
@@ -147,7 +148,7 @@ def test_a_method_starts_from_next_token_prediction_and_larger_stars_from_smalle
     smaller, start = Cell("start", 0), Cell("start", 0, 2, 5)
     assert (cell.start, start.start, smaller.start) == (start, smaller, None)
     assert Cell("mle, traces", 0, 5, 5).start is None
-    assert [each.steps(TINY) for each in (cell, start, Cell("mle, traces", 0))] == [2, 4, 6]
+    assert [own_steps(name, METHODS[name], TINY) for name in ("bc", "start", "mle, traces")] == [2, 4, 6]
     run_cell(cell, dataclasses.replace(TINY, learning_rate=0.0), tmp_path, use_cpu=True)
     found = [Policy.from_pretrained(tmp_path / "policies" / Path(c.file).stem).base for c in (cell, start, smaller)]
     for weights in zip(*(network.parameters() for network in found), strict=True):
@@ -161,7 +162,7 @@ def test_a_method_starts_from_next_token_prediction_and_larger_stars_from_smalle
 def test_a_start_sees_other_rows_than_the_methods_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[list[int]]] = {}
 
-    class Recorded(training.SequenceMatchTrainer):
+    class Recorded(SequenceMatchTrainer):
         def __init__(self, model: Any, args: Any, train_dataset: Any, **options: Any) -> None:
             seen[str(args.objective)] = train_dataset.ids.tolist()
             super().__init__(model, args, train_dataset, **options)

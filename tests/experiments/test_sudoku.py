@@ -32,7 +32,7 @@ from sequencematch.experiments.sudoku.training import load, run_cell
 from sequencematch.policy import Policy
 from sequencematch.tasks.sudoku import Puzzle, Sudoku, as_row, draw_puzzle, fingerprint, legal_digits, solutions
 
-TINY = Budget(layers=1, width=16, steps=4, batch_size=8, test_rows=12)
+TINY = Budget(layers=1, width=16, steps=4, tuning_steps=2, batch_size=8, test_rows=12)
 SPACE = ActionSpace(30, eos=0)
 
 
@@ -207,7 +207,7 @@ def test_a_solver_writes_as_many_tokens_as_its_trace(puzzles: list[Puzzle]) -> N
 def test_rows_are_made_once_and_no_test_puzzle_is_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("bc", 0, holes=6)
     ids, questions = load(cell, TINY, tmp_path)
-    assert (len(ids), len(questions.test), len(questions.tune)) == (32, 12, 100)
+    assert (len(ids), len(questions.test), len(questions.tune)) == (48, 12, 100)
     held_out = {fingerprint(as_puzzle(row)) for part in (questions.test, questions.tune) for row in part.tolist()}
     assert len(held_out) == 112
     assert not held_out & {fingerprint(as_puzzle(row)) for row in ids.tolist()}
@@ -240,11 +240,12 @@ def test_the_experiment_collects_its_cells_and_draws_them_without_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study, "BUDGETS", {"cpu": TINY})
-    monkeypatch.setattr(study, "METHODS", {name: METHODS[name] for name in ("mle", "bc, corrected")})
+    monkeypatch.setattr(study, "METHODS", {name: METHODS[name] for name in ("start", "mle", "bc, corrected")})
     study.run(tmp_path, "sequencematch reproduce sudoku", preset="cpu")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["command"] == "sequencematch reproduce sudoku"
     assert [(cell["cell"]["method"], "judge" in cell) for cell in record["cells"]] == [
+        ("start", False),
         ("mle", False),
         ("mle", True),
         ("bc, corrected", False),
@@ -257,7 +258,10 @@ def test_the_experiment_collects_its_cells_and_draws_them_without_training(
 
 def test_the_study_has_every_method_with_every_seed() -> None:
     cells = study.study("gpu", seeds=2)
-    assert {(cell.method, cell.seed) for cell in cells} == {(method, seed) for method in METHODS for seed in range(2)}
+    assert {(cell.method, cell.seed) for cell in cells} == {
+        (method, seed) for method in METHODS if method != "start" for seed in range(2)
+    }
+    assert all(cell.start == Cell("start", cell.seed) for cell in cells if cell.method != "mle, traces")
     assert {cell.holes for cell in cells} == {20}
     assert len({cell.file for cell in cells}) == len(cells)
     with pytest.raises(ValueError, match="`--preset` must be one of"):

@@ -58,6 +58,28 @@ class Method:
         return bool(self.settings["objective"] != "mle")
 
 
+#: Next-token prediction from random weights, from which other methods start.
+START = "start"
+
+
+def own_steps(name: str, method: Method, budget: Budget) -> int:
+    """The steps of a method. Methods from random weights have as many as the start and a method after it together."""
+    if name == START:
+        return budget.steps
+    return budget.tuning_steps + (budget.steps if method.from_scratch else 0)
+
+
+def own_rows(name: str, method: Method, budget: Budget) -> slice:
+    """The rows that a method is trained on, each once: the start on the first, the methods after it on the others."""
+    count = own_steps(name, method, budget) * budget.batch_size
+    return slice(count) if name == START else slice(-count, None)
+
+
+def all_rows(budget: Budget) -> int:
+    """How many rows there are to train on."""
+    return (budget.steps + budget.tuning_steps) * budget.batch_size
+
+
 def new_model(budget: Budget, tokenizer: Any, positions: int = 256) -> LlamaForCausalLM:
     """A Llama with random weights, for sequences of up to `positions` tokens."""
     heads = max(1, budget.width // 64)
@@ -139,6 +161,15 @@ def side_by_side(run: Callable[[C], Any], cells: Sequence[C], jobs: int) -> None
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for done in tqdm(as_completed([pool.submit(run, cell) for cell in cells]), total=len(cells), unit="network"):
             done.result()
+
+
+def in_waves(run: Callable[[C], Any], cells: Sequence[C], jobs: int) -> None:
+    """`side_by_side` for the networks that others start from, and then for these others."""
+    waves: list[Sequence[Any]] = [cells]
+    while starts := list(dict.fromkeys(cell.start for cell in waves[0] if cell.start)):
+        waves.insert(0, starts)
+    for wave in waves:
+        side_by_side(run, wave, jobs)
 
 
 def arrays(path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:

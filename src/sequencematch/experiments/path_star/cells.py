@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from sequencematch.experiments.networks import Budget, Method
+from sequencematch.experiments.networks import START, Budget, Method
 from sequencematch.tasks.path_star import PathStar
 
 GPU = Budget()
@@ -27,8 +27,6 @@ def _sequencematch(alpha: float, gamma: float, noise: Mapping[str, Any], **more:
 _MORE_ON_POLICY = MappingProxyType({"mixture_weight": 0.2, "offset_lr_multiplier": 10.0})
 #: Rows in which half of all bursts of noise end in the goal.
 TO_THE_GOAL = "answers, noise to the goal"
-#: Next-token prediction from random weights, from which the other methods start.
-START = "start"
 #: Ways to train, by name.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
@@ -79,12 +77,6 @@ class Cell:
             return replace(self, method=START)
         is_larger = self.arms > Cell.arms or self.length > Cell.length
         return Cell(START, self.seed) if self.method == START and is_larger else None
-
-    def steps(self, budget: Budget) -> int:
-        """Its own steps. Methods with rows of their own have as many as the start and its tuning together."""
-        if self.method == START:
-            return budget.steps
-        return budget.tuning_steps if self.start else budget.steps + budget.tuning_steps
 
     @property
     def task(self) -> PathStar:

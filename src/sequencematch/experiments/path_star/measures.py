@@ -12,9 +12,9 @@ import torch
 from sequencematch.data.files import write_files
 from sequencematch.evaluation import evaluate
 from sequencematch.experiments import peers
-from sequencematch.experiments.networks import Budget
+from sequencematch.experiments.networks import START, Budget
 from sequencematch.experiments.path_star import rows
-from sequencematch.experiments.path_star.cells import BACK, METHODS, START, Cell
+from sequencematch.experiments.path_star.cells import BACK, METHODS, Cell
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, Star, read_star
 

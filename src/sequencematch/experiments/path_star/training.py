@@ -16,7 +16,7 @@ from transformers import set_seed
 from sequencematch.experiments import networks
 from sequencematch.experiments.networks import Budget
 from sequencematch.experiments.path_star import rows
-from sequencematch.experiments.path_star.cells import BACK, METHODS, START, TO_THE_GOAL, Cell
+from sequencematch.experiments.path_star.cells import BACK, METHODS, TO_THE_GOAL, Cell
 from sequencematch.experiments.path_star.measures import ROOM, measure
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import ANSWER, EDGE_END, QUESTION, PathStar
@@ -47,11 +47,8 @@ class Rows(Dataset[Mapping[str, Any]]):
 
 
 def load(cell: Cell, budget: Budget, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and nodes of all training rows, [row, token] and [row, node]; drawn once for all cells with these graphs.
-
-    The last rows are for tuning: the start does not see them.
-    """
-    count = (budget.steps + budget.tuning_steps) * budget.batch_size
+    """Token ids and nodes of all training rows, [row, token] and [row, node]; drawn once for all cells with these graphs."""
+    count = networks.all_rows(budget)
     path = folder / "data" / f"d{cell.arms}_l{cell.length}_{count}.npz"
     stored = networks.arrays(path, lambda: _drawn(replace(cell.task, train_size=count)))
     return stored["ids"], stored["nodes"]
@@ -84,9 +81,7 @@ def run_cell(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[s
 def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, Any]:
     task, method, began = cell.task, METHODS[cell.method], time.perf_counter()
     tokenizer = word_tokenizer([*task.words(), BACK])
-    steps = cell.steps(budget)
-    count = steps * budget.batch_size
-    part = slice(count) if cell.method == START else slice(-count, None)
+    steps, part = networks.own_steps(cell.method, method, budget), networks.own_rows(cell.method, method, budget)
     ids, nodes = (array[part] for array in load(cell, budget, folder))
     back = tokenizer.convert_tokens_to_ids(BACK)
     set_seed(cell.seed)
@@ -125,10 +120,6 @@ def _saved(cell: Cell, folder: Path) -> Path:
 
 def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) -> None:
     """Every cell that has no result yet, `jobs` at a time, after the networks that they start from."""
-    waves: list[Sequence[Cell]] = [cells]
-    while starts := list(dict.fromkeys(cell.start for cell in waves[0] if cell.start)):
-        waves.insert(0, starts)
-    for cell in {(cell.arms, cell.length): cell for wave in waves for cell in wave}.values():
-        load(cell, budget, folder)
-    for wave in waves:
-        networks.side_by_side(partial(run_cell, budget=budget, folder=folder), wave, jobs)
+    for shape in {(cell.arms, cell.length) for cell in cells}:
+        load(Cell("mle", 0, *shape), budget, folder)
+    networks.in_waves(partial(run_cell, budget=budget, folder=folder), cells, jobs)

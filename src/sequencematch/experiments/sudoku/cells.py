@@ -1,15 +1,15 @@
 """The networks of the study: their size, how they are trained, on which puzzles."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from sequencematch.experiments.networks import Budget, Method
+from sequencematch.experiments.networks import START, Budget, Method
 from sequencematch.tasks.sudoku import Sudoku
 
-GPU = Budget(layers=6, width=256, steps=4000, batch_size=256, test_rows=1000)
-CPU = Budget(layers=2, width=64, steps=60, batch_size=32, test_rows=40)
+GPU = Budget(layers=6, width=256, steps=4000, tuning_steps=1000, batch_size=256, test_rows=1000)
+CPU = Budget(layers=2, width=64, steps=60, tuning_steps=30, batch_size=32, test_rows=40)
 BUDGETS: Mapping[str, Budget] = MappingProxyType({"gpu": GPU, "cpu": CPU})
 
 _MLE = MappingProxyType({"objective": "mle"})
@@ -20,8 +20,9 @@ _BURSTS: Mapping[str, Any] = MappingProxyType({**_LEGAL, "noise_burst": 4})
 #: Ways to train, by name.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
+        START: Method(_MLE, from_scratch=True),
         "mle": Method(_MLE),
-        "mle, traces": Method(_MLE, rows="traces"),
+        "mle, traces": Method(_MLE, rows="traces", from_scratch=True),
         "bc": Method({"objective": "bc", **_LEGAL}),
         "bc, bursts": Method({"objective": "bc", **_BURSTS}),
         "bc, corrected": Method({"objective": "bc", **_BURSTS, "correction_rate": 0.5}),
@@ -49,6 +50,11 @@ class Cell:
         """The name of its result."""
         words = self.method.replace("α ", "a").replace("γ ", "g").replace(",", "").replace(" ", "_")
         return f"h{self.holes}_{words}_{self.seed}.json"
+
+    @property
+    def start(self) -> "Cell | None":
+        """The network that this one starts from; None for random weights."""
+        return None if METHODS[self.method].from_scratch else replace(self, method=START)
 
     def task(self, rows: int, test_rows: int) -> Sudoku:
         """Its puzzles: of the test, to tune on, and to make `rows` training rows from."""

@@ -15,9 +15,9 @@ import torch
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.experiments import peers
-from sequencematch.experiments.networks import Method
+from sequencematch.experiments.networks import START
 from sequencematch.experiments.peers import Tokens, is_right
-from sequencematch.experiments.sudoku.cells import TRACE_CONTEXT
+from sequencematch.experiments.sudoku.cells import METHODS, TRACE_CONTEXT
 from sequencematch.experiments.sudoku.rows import PROMPT, ZERO, answer_of, as_puzzle, trace
 from sequencematch.metrics import own_errors
 from sequencematch.policy import Policy
@@ -43,8 +43,11 @@ class Questions:
     tune: np.ndarray
 
 
-def measure(policy: Policy, method: Method, questions: Questions) -> dict[str, Any]:
-    """What a network does under each way to decode that its training asks for: name → accuracy and costs."""
+def measure(policy: Policy, name: str, questions: Questions) -> dict[str, Any]:
+    """What a network does under each way to decode that its training asks for: name → accuracy and costs. Nothing of a start."""
+    method = METHODS[name]
+    if name == START:
+        return {"ways": {}}
     if method.deletes:
         return {"ways": deleting(policy, questions.test), "states": probabilities(policy, questions.test)}
     if method.rows == "traces":

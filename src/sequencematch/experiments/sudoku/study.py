@@ -27,7 +27,8 @@ def study(preset: str, seeds: int = SEEDS) -> list[Cell]:
     """The networks of a preset: every method, seed by seed, the slowest first. On a CPU one seed, and six empty cells."""
     check_choice("--preset", preset, BUDGETS)
     shapes = [(seed, 20) for seed in range(seeds)] if preset == "gpu" else [(0, 6)]
-    return [Cell(method, seed, holes) for seed, holes in shapes for method in reversed(list(METHODS))]
+    methods = [method for method in reversed(list(METHODS)) if method != networks.START]
+    return [Cell(method, seed, holes) for seed, holes in shapes for method in methods]
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:

@@ -21,7 +21,7 @@ from sequencematch.training import SequenceMatchTrainer
 
 def load(cell: Cell, budget: Budget, folder: Path) -> tuple[np.ndarray, Questions]:
     """Token ids of all training rows, [row, token], and the puzzles held out; made once for all cells with these puzzles."""
-    count = budget.steps * budget.batch_size
+    count = networks.all_rows(budget)
     path = folder / "data" / f"h{cell.holes}_{count}_{budget.test_rows}.npz"
     stored = networks.arrays(path, partial(_made, cell, count, budget.test_rows))
     return stored["train"], Questions(stored["test"], stored["tune"])
@@ -47,15 +47,19 @@ def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, 
     done = networks.once(
         folder / "training" / cell.file, cell, budget, lambda: _trained(cell, budget, folder, ids, **changes)
     )
-    found = measure(finished(cell, folder), METHODS[cell.method], questions)
+    found = measure(finished(cell, folder), cell.method, questions)
     return {"train_seconds": done["seconds"], "log": done["log"], **found}
 
 
 def _trained(cell: Cell, budget: Budget, folder: Path, ids: np.ndarray, **changes: Any) -> dict[str, Any]:
     """Train a network and save it; returns its learning curve."""
     method, tokenizer = METHODS[cell.method], new_tokenizer()
+    ids, steps = ids[networks.own_rows(cell.method, method, budget)], networks.own_steps(cell.method, method, budget)
     set_seed(cell.seed)
-    model = networks.new_model(budget, tokenizer, positions=TRACE_CONTEXT)
+    model: Any = networks.new_model(budget, tokenizer, positions=TRACE_CONTEXT)
+    if cell.start is not None:
+        run_cell(cell.start, budget, folder, **changes)
+        model = finished(cell.start, folder).base
     is_traced = method.rows == "traces"
     settings = {
         "max_length": TRACE_CONTEXT if is_traced else PROMPT + 4 * cell.holes,
@@ -65,7 +69,7 @@ def _trained(cell: Cell, budget: Budget, folder: Path, ids: np.ndarray, **change
     }
     with tempfile.TemporaryDirectory() as scratch:
         # Room for a digit too many and its deletion: a rollout that is cut teaches nothing about ends.
-        args = networks.config(scratch, method, budget, cell.seed, room=cell.holes + 2, **settings)
+        args = networks.config(scratch, method, budget, cell.seed, steps=steps, room=cell.holes + 2, **settings)
         data = TraceRows(ids) if is_traced else Rows(ids, has_noise=method.deletes)
         trainer = SequenceMatchTrainer(model, args, train_dataset=data, processing_class=tokenizer)
         trainer.train()
@@ -87,4 +91,4 @@ def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) ->
     """Every cell that has no result yet, `jobs` at a time."""
     for cell in {cell.holes: cell for cell in cells}.values():
         load(cell, budget, folder)
-    networks.side_by_side(partial(run_cell, budget=budget, folder=folder), cells, jobs)
+    networks.in_waves(partial(run_cell, budget=budget, folder=folder), cells, jobs)
