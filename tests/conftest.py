@@ -13,11 +13,11 @@ gc.disable()  # until everything is imported
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
-import tests.shape_checker  # noqa: F401  (jaxtyping looks the checker up by name)
+import tests.shape_checker  # jaxtyping looks the checker up by name
 
 
 def run_instrumented(loader: SourceFileLoader, module: ModuleType) -> None:
@@ -29,10 +29,11 @@ def run_instrumented(loader: SourceFileLoader, module: ModuleType) -> None:
     exec(loader.source_to_code(loader.get_data(loader.path), loader.path), vars(module))
 
 
-install_import_hook(["sequencematch", "benchmarks"], "tests.shape_checker.check")
+jaxtyping.install_import_hook(["sequencematch", "benchmarks"], "tests.shape_checker.check")
 spec = importlib.util.find_spec("sequencematch")
 if spec is not None and type(spec.loader) is not SourceFileLoader:  # as with JAXTYPING_DISABLE
     type(spec.loader).exec_module = run_instrumented  # type: ignore[method-assign, union-attr]
+    jaxtyping.jaxtyped = tests.shape_checker.checked  # type: ignore[assignment]
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("default")
