@@ -19,7 +19,6 @@ from tests.policy.sweep import small_model
 from tests.policy.test_ends import OTHER, chat_model
 from tests.policy.tiny_models import character_tokenizer, llama
 
-NEW_TOKENS = 10
 IDS = [[5, 6, 7, 8, 9], [11, 12], [20, 21, 22]]
 #: Tied and untied, windows, experts, capped and scaled logits, positions in tables, a bias of the output layer.
 TYPES = (
@@ -106,7 +105,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"temperature": 1.0, "seed": 6, "min_p": 0.2, "search": True},
     ),
 }
-#: A search takes many actions: some kinds of models are enough.
+#: A search takes up to 32 actions a token, other settings 4.
+NEW_TOKENS = {setting: 4 if "search" in setting else 8 for setting in SETTINGS}
+#: Some kinds of models are enough for searches.
 SEARCHED = ("llama", "mistral", "gemma3_text", "gpt2", "tied", "adapter", "several ends")
 RUNS = [(name, setting) for name in POLICIES for setting in SETTINGS if "search" not in setting or name in SEARCHED]
 ALONE = """
@@ -129,7 +130,7 @@ for name, folder in task["folders"].items():
         done = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=task["new"],
+            max_new_tokens=task["new"][setting],
             pad_token_id=0,
             return_dict_in_generate=True,
             backspace_bias=task["bias"][name],
@@ -163,7 +164,7 @@ def alone(policies: dict[str, Policy], tmp_path_factory: pytest.TempPathFactory)
     return answers
 
 
-def as_rows(done: Generation) -> tuple[list[list[int]], list[int]]:
+def as_rows(done: Generation, new_tokens: int) -> tuple[list[list[int]], list[int]]:
     """A policy's results as transformers returns them: padding, what is left of the prompt, the completion, padding."""
     width, rows, kept = max(map(len, IDS)), list[list[int]](), list[int]()
     for trajectory in done.trajectories:
@@ -171,7 +172,7 @@ def as_rows(done: Generation) -> tuple[list[list[int]], list[int]]:
         if not trajectory.truncated:
             completion.append(trajectory.executed[-1])
         rows.append(
-            [0] * (width - len(prompt)) + prompt + completion[: NEW_TOKENS + len(trajectory.initial) - len(prompt)]
+            [0] * (width - len(prompt)) + prompt + completion[: new_tokens + len(trajectory.initial) - len(prompt)]
         )
         kept.append(len(prompt))
     longest = max(map(len, rows))
@@ -182,10 +183,10 @@ def as_rows(done: Generation) -> tuple[list[list[int]], list[int]]:
 def test_without_the_library_an_export_writes_what_the_policy_writes(
     policies: dict[str, Policy], alone: dict[str, Any], name: str, setting: str
 ) -> None:
-    policy = policies[name]
+    policy, new_tokens = policies[name], NEW_TOKENS[setting]
     bias = deleting_bias(policy)
-    done = policy.generate(IDS, max_new_tokens=NEW_TOKENS, backspace_bias=bias, **SETTINGS[setting][1])
-    rows, kept = as_rows(done)
+    done = policy.generate(IDS, max_new_tokens=new_tokens, backspace_bias=bias, **SETTINGS[setting][1])
+    rows, kept = as_rows(done, new_tokens)
     found_rows, found_kept, found_actions = alone[name][setting]
     assert found_actions == [list(trajectory.chosen) for trajectory in done.trajectories]
     assert found_rows == rows
