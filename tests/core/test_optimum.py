@@ -94,8 +94,9 @@ def optimum(name: str, alpha: float, noise: float, flipped: str = "") -> Float[T
         along = scores(logits)
         a = sign["A"] * data_reward(along, divergence, alpha, GAMMA)
         c = sign["C"] * data_tail(along, divergence, alpha, GAMMA)
-        b = sign["B"] * value_difference(along, GAMMA)
-        d = sign["D"] * value_difference(along, GAMMA)  # ½ V(u₀) on any rollouts, so the data will do
+        difference = value_difference(along, GAMMA)
+        b = sign["B"] * difference
+        d = sign["D"] * difference  # ½ V(u₀) on any rollouts, so the data will do
         e = alpha * divergence.on_policy * (occupancy * MDP.reward(logits, GAMMA) ** 2).sum()
         return probability @ (a + c - b - d) - e
 

@@ -1,4 +1,4 @@
-"""Thirty-two sentences learnt by heart: written exactly, and a wrong letter put into them is deleted."""
+"""Sixteen sentences learnt by heart: written exactly, and a wrong letter put into them is deleted."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer
 from tests.training.tiny_run import config, policy
 
-NOUNS = ["cat", "dog", "fox", "owl", "bee", "cow", "hen", "pig"]
+NOUNS = ["cat", "dog", "fox", "owl"]
 VERBS = ["saw", "met", "hid", "fed"]
 PLACES = ["by the river.", "in a house.", "on the hill.", "at noon.", "under a tree.", "near town."]
 
@@ -26,14 +26,14 @@ def sentences() -> list[dict[str, str]]:
 def trained(folder: Path, **changes: Any) -> Policy:
     sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 192, "initializer_range": 0.08}
     settings = {
-        "max_steps": 180,
-        "per_device_train_batch_size": 32,
+        "max_steps": 120,
+        "per_device_train_batch_size": 16,
         "learning_rate": 4e-3,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 20,
-        "bc_steps": 90,
-        "bc_anneal_steps": 30,
-        "generation_batch_size": 64,
+        "bc_steps": 60,
+        "bc_anneal_steps": 20,
+        "generation_batch_size": 32,
         "max_completion_length": 40,
         "max_length": 64,
         "noise_rate": 0.2,
@@ -72,6 +72,6 @@ def test_sequencematch_writes_every_sentence_and_deletes_wrong_letters(tmp_path:
 
 def test_without_noise_cloning_writes_but_never_learns_to_delete(tmp_path: Path) -> None:
     """The control: what deletes is learnt from noise, not from the model's shape."""
-    learner = trained(tmp_path, objective="bc", noise_rate=0.0, max_steps=100)
+    learner = trained(tmp_path, objective="bc", noise_rate=0.0, max_steps=60)
     assert reproduced(learner) == 1
     assert deleted(learner) <= 0.05

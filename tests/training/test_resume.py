@@ -14,7 +14,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from sequencematch.data.examples import Examples
 from sequencematch.training import checkpoints
@@ -243,17 +243,30 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_the_damaged_one_named(
     file, spoil, problem = DAMAGES[damage]
     spoil(run_folder(interrupted) / "checkpoint-28" / file)
     with caplog.at_level(logging.WARNING, logger=checkpoints.logger.name):
-        outcome = resumed(interrupted)
+        outcome = resumed(interrupted, max_steps=23)
     (message,) = [each.getMessage() for each in caplog.records if each.name == checkpoints.logger.name]
     assert re.search(rf"checkpoint-28 is {problem}\. Resuming from checkpoint-21 instead\.$", message)
-    assert_same(outcome, reference, after=21)
-    checkpoints.check(run_folder(interrupted) / "checkpoint-35")
+    assert outcome["steps"] == reference["steps"][21:23]
 
 
-def test_a_damaged_checkpoint_is_replaced_once_its_step_is_reached(interrupted: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_once_its_step_is_reached_and_the_run_is_the_same(
+    interrupted: Path, reference: dict[str, Any]
+) -> None:
     truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
-    resumed(interrupted, max_steps=30)
-    checkpoints.check(run_folder(interrupted) / "checkpoint-28")
+    replaced: list[int] = []
+
+    class Check(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            if state.global_step == 29:
+                checkpoints.check(run_folder(interrupted) / "checkpoint-28")
+                replaced.append(28)
+
+    trainer, records = resumable_run.trainer(interrupted, interrupted / "resumed.jsonl")
+    trainer.add_callback(Check())
+    trainer.train(resume_from_checkpoint=True)
+    assert replaced
+    assert_same(resumable_run.outcome(trainer, records), reference, after=21)
+    checkpoints.check(run_folder(interrupted) / "checkpoint-35")
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(interrupted: Path) -> None:
