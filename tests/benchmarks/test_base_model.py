@@ -203,7 +203,7 @@ def test_an_answer_is_right_where_greedy_decoding_writes_it(model: Any, batch: t
 
 
 def test_a_short_run_learns_and_writes_what_can_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes: dict[str, Any] = {"steps": 12, "batch_size": 16, "drawn": 300, "tested": 7}
+    sizes: dict[str, Any] = {"steps": 8, "batch_size": 8, "drawn": 300, "tested": 7}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         base_model.main(tmp_path / name, seed=seed, **sizes, **ON_CPU)
     assert f"% of 7 held-out questions right; wrote {tmp_path / 'c'}" in capsys.readouterr().out.replace("\n", "")
@@ -212,8 +212,8 @@ def test_a_short_run_learns_and_writes_what_can_be_loaded(tmp_path: Path, capsys
     losses = [entry["loss"] for entry in record["curve"]]
     assert losses[0] == pytest.approx(np.log(102), rel=0.1)  # at first every token is as likely
     assert losses[-1] < 0.9 * losses[0]
-    assert [entry["step"] for entry in record["curve"]] == list(range(1, 13))
-    facts = {"steps": 12, "batch_size": 16, "questions": 300, "test_questions": 7, "seed": 0, "device": "cpu"}
+    assert [entry["step"] for entry in record["curve"]] == list(range(1, 9))
+    facts = {"steps": 8, "batch_size": 8, "questions": 300, "test_questions": 7, "seed": 0, "device": "cpu"}
     assert {name: record[name] for name in facts} == facts
 
     stored = {name: load_file(tmp_path / name / "model.safetensors") for name in "abc"}

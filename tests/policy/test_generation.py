@@ -214,7 +214,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
-PROMPTS = {"float64": 30, "float32": 14, "mistral": 8, "gemma3": 8}
+PROMPTS = {"float64": 30, "float32": 10, "mistral": 6, "gemma3": 6}
 
 
 def case_of(model: str, setting: str) -> Case:
