@@ -13,7 +13,7 @@ setup: .venv/.installed  ## make .venv and install the package with everything n
 	touch $@
 
 test: lint  ## format, lint, types and tests: what CI runs
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-fast: setup  ## format, lint and the quick tests, in under 90 seconds: for the loop between two edits; `make test` has types and all tests
 	$(BIN)/ruff format --check --quiet
