@@ -17,8 +17,6 @@ import jaxtyping
 import pytest
 import torch
 
-import tests.shape_checker  # jaxtyping looks the checker up by name
-
 
 def run_instrumented(loader: SourceFileLoader, module: ModuleType) -> None:
     """Run a module of the package with its annotations checked.
@@ -29,9 +27,12 @@ def run_instrumented(loader: SourceFileLoader, module: ModuleType) -> None:
     exec(loader.source_to_code(loader.get_data(loader.path), loader.path), vars(module))
 
 
-jaxtyping.install_import_hook(["sequencematch", "benchmarks"], "tests.shape_checker.check")
-spec = importlib.util.find_spec("sequencematch")
-if spec is not None and type(spec.loader) is not SourceFileLoader:  # as with JAXTYPING_DISABLE
+if not os.environ.get("JAXTYPING_DISABLE"):  # as on a GPU, where beartype is not needed either
+    import tests.shape_checker  # jaxtyping looks the checker up by name
+
+    jaxtyping.install_import_hook(["sequencematch", "benchmarks"], "tests.shape_checker.check")
+    spec = importlib.util.find_spec("sequencematch")
+    assert spec is not None
     type(spec.loader).exec_module = run_instrumented  # type: ignore[method-assign, union-attr]
     jaxtyping.jaxtyped = tests.shape_checker.checked  # type: ignore[assignment]
 
