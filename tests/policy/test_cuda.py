@@ -298,17 +298,21 @@ def test_the_kernels_of_a_search_do_what_its_functions_do(seed: int, dtype: torc
     pops = (draw(0, 2, rows) > 0) & (size > 1)
     pushes = ~pops & (draw(0, 3, rows) > 0)
 
+    acts = draw(0, 4, rows) > 0
+    pops, pushes = pops & acts, pushes & acts
+
     truth, expected = decoder(), logits.clone()
-    wanted = truth._search(expected, 0.05, slot)
+    wanted = truth._search(expected, 0.05, slot, acts)
     truth._remember(slot, wanted, pops, pushes)
     ours, found = decoder(), logits.clone()
     options: dict[str, Any] = {"bkspc": vocab, "ends": ours.all_ends, "eos": 2, "max_new_tokens": 3, "max_actions": 12}
     assert ours.deleted is not None
     assert truth.deleted is not None
-    stays = keep_open(found, ours.deleted, size, prompt, floor, taken, min_p=0.05, **options)
+    stays = keep_open(found, ours.deleted, size, prompt, floor, taken, acts, min_p=0.05, **options)
     remember(ours.deleted, ours.floor, stack, size, stays, pops, pushes)
-    assert torch.equal(found, expected)
-    assert torch.equal(stays, wanted)
+    assert torch.equal(found[acts], expected[acts])
+    assert torch.equal(found[~acts], logits[~acts])
+    assert torch.equal(stays[acts], wanted[acts])
     assert torch.equal(ours.floor, truth.floor)
     for name in ("tokens", "count"):  # no state has size 0: its entries are scratch
         assert torch.equal(getattr(ours.deleted, name)[:, 1:], getattr(truth.deleted, name)[:, 1:])

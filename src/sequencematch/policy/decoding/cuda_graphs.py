@@ -194,9 +194,9 @@ class GraphDecoder(Decoder):
         with decoding(self.model, RAGGED, self.compiled):
             return self.backbone(tokens, masks.get("all", masks), column[:, None])
 
-    def _search(self, logits: Tensor, min_p: float, slot: Tensor) -> Tensor:
+    def _search(self, logits: Tensor, min_p: float, slot: Tensor, acts: Tensor) -> Tensor:
         if self.is_uncaptured:
-            return super()._search(logits, min_p, slot)
+            return super()._search(logits, min_p, slot, acts)
         from sequencematch.policy.decoding.search_kernels import keep_open
 
         limits = self.limits
@@ -209,6 +209,7 @@ class GraphDecoder(Decoder):
             self.prompt,
             self.floor,
             self.taken,
+            acts,
             min_p=min_p,
             bkspc=limits.bkspc,
             ends=self.all_ends,

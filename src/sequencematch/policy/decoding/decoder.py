@@ -179,6 +179,7 @@ class Decoder:
         limits, choice = self.limits, self.choice
         these = slice(None) if slot is self.slot else slot  # a view if all rows are meant
         size, taken, written = self.size[these], self.taken[these], self.size[these] - self.prompt[these]
+        acts = self.is_running[these] & ~self.has_pushed[these]
         logits = self.head(self.hidden[slot, size - 1])
         value = logits.logsumexp(-1) if choice.changes_logits or limits.min_new_tokens else None
         bkspc = logits[:, limits.bkspc].clone() if limits.bkspc is not None else None
@@ -198,7 +199,7 @@ class Decoder:
             logits = choice.warp(logits)
         stays = None
         if choice.search_min_p is not None:
-            stays = self._search(logits, choice.search_min_p, slot)
+            stays = self._search(logits, choice.search_min_p, slot, acts)
         action, normaliser = choose(logits, None if choice.greedy else self.uniform[slot, taken])
         log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
         if value is None:
@@ -206,7 +207,6 @@ class Decoder:
             if bkspc is not None and not limits.self_loops:  # V is of all actions, also of those not offered
                 value = torch.where(at_floor, torch.logaddexp(normaliser, bkspc.to(normaliser)), normaliser)
 
-        acts = self.is_running[these] & ~self.has_pushed[these]
         at = torch.where(acts, taken, self.actions)
         self.chosen[slot, at] = action
         self.log_probs[slot, at] = log_prob.double()
@@ -230,8 +230,8 @@ class Decoder:
         self.has_pushed[these] |= pushes
         return action, executed
 
-    def _search(self, logits: Tensor, min_p: float, slot: Tensor) -> Tensor:
-        """Leave the logits of the actions that a search may choose, in place.
+    def _search(self, logits: Tensor, min_p: float, slot: Tensor, acts: Tensor) -> Tensor:  # noqa: ARG002
+        """Leave the logits of the actions that a search may choose, in place; of rows that do not act, whatever is cheapest.
 
         A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
         of full length and `<eos>`, it deletes no more. Returns the rows in which nothing is left to try, or to remember.

@@ -22,12 +22,14 @@ BLOCK = 16384
 @triton.jit
 @no_type_check
 def _open_kernel(
-    logits, log_min_p, tokens, count, size, prompt, floor, taken, ends, stays,
+    logits, log_min_p, tokens, count, size, prompt, floor, taken, acts, ends, stays,
     logits_row, tokens_row, tokens_state, count_row, actions, bkspc, eos, num_ends, max_new_tokens, max_actions,
     REMEMBERED: tl.constexpr, ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row. The names are those of `search.keep_open` and of `Decoder._search`."""
     row = tl.program_id(0).to(tl.int64)
+    if tl.load(acts + row) == 0:  # in most steps nearly all rows have acted in the first of two rounds
+        return
     start = logits + row * logits_row
     state = tl.load(size + row)
     room = max_new_tokens - (state - tl.load(prompt + row))
@@ -114,6 +116,7 @@ def keep_open(
     prompt: Int[Tensor, "row"],
     floor: Int[Tensor, "row"],
     taken: Int[Tensor, "row"],
+    acts: Bool[Tensor, "row"],
     *,
     min_p: float,
     bkspc: int,
@@ -122,12 +125,16 @@ def keep_open(
     max_new_tokens: int,
     max_actions: int,
 ) -> Bool[Tensor, "row"]:
-    """As `Decoder._search`, for all slots in order: returns the rows in which nothing is left to try, or to remember."""
+    """As `Decoder._search`, for all slots in order: returns the rows in which nothing is left to try, or to remember.
+
+    Rows that do not act are left as they are, and what is returned for them is arbitrary.
+    """
     log_min_p = torch.full((), math.log(min_p), dtype=logits.dtype, device=logits.device)
     assert logits.stride(1) == deleted.tokens.stride(2) == deleted.count.stride(1) == 1
     stays = torch.empty_like(size, dtype=torch.bool)
     _open_kernel[(len(logits),)](
-        logits, log_min_p, deleted.tokens, deleted.count, size, prompt, floor, taken, ends, stays.view(torch.int8),
+        logits, log_min_p, deleted.tokens, deleted.count, size, prompt, floor, taken, acts.view(torch.int8), ends,
+        stays.view(torch.int8),
         logits.stride(0), *deleted.tokens.stride()[:2], deleted.count.stride(0), logits.shape[1], bkspc, eos, len(ends),
         max_new_tokens, max_actions,
         REMEMBERED=REMEMBERED, ENDS=triton.next_power_of_2(len(ends)),
