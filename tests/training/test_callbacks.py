@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from sequencematch.training.callbacks import ProgressLines
+from sequencematch.training.callbacks import ProgressLines, RolloutWarnings
+from sequencematch.training.inputs import remedy
+from tests.training.tiny_run import policy
 
 
 class Terminal(io.StringIO):
@@ -65,3 +67,32 @@ def test_only_the_first_process_shows_anything(monkeypatch: pytest.MonkeyPatch) 
     terminal = Terminal()
     shown(monkeypatch, terminal, rank=1)
     assert terminal.getvalue() == ""
+
+
+def warned(monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, float]], rank: int = 0) -> list[str]:
+    """What is said of these log lines."""
+    stderr = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stderr)
+    callback = RolloutWarnings("train more.")
+    for logs in lines:
+        callback.on_log(None, TrainerState(is_world_process_zero=rank == 0), TrainerControl(), logs=logs)
+    return stderr.getvalue().splitlines()
+
+
+def test_rollouts_that_go_wrong_three_lines_in_a_row_are_spoken_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, fine = {"completions/clipped_ratio": 0.5}, {"completions/clipped_ratio": 0.49}
+    said = ["warning: 50% of the rollouts are cut: the policy writes and deletes without end; train more."]
+    assert warned(monkeypatch, [cut, cut, {"loss": 1.0}, cut, cut, cut]) == said
+    assert warned(monkeypatch, [cut, cut, fine, cut, cut]) == []
+    assert warned(monkeypatch, [cut] * 3, rank=1) == []
+    right = {"rollouts/right_deleted": 0.1}
+    assert warned(monkeypatch, [right] * 4) == ["warning: 10% of the right tokens are deleted; train more."]
+
+
+def test_the_remedy_names_the_output_layer_where_it_is_frozen() -> None:
+    learner = policy()
+    assert remedy(learner) == "lower `noise_rate`, or clone longer (`bc_steps`)."
+    learner.base.requires_grad_(False)
+    assert remedy(learner).startswith(
+        f"train the output layer's row of <eos>, too (peft: `trainable_token_indices={{'lm_head': [{learner.space.eos}]}}`)"
+    )

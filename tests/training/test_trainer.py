@@ -70,6 +70,7 @@ def test_right_rollouts_are_counted_and_the_values_of_ends_are_told_apart(tmp_pa
     run = judged(tmp_path)
     lines = [line for line in run.state.log_history if "loss" in line]
     assert [line["rollouts/right"] for line in lines] == [0.5] * 4
+    assert [line["rollouts/right_deleted"] for line in lines] == [0.0] * 4
     for right in (True, False):
         kept = [e.trajectory for e in run.on_policy.buffer.rollouts if e.right is right and not e.trajectory.truncated]
         values = run.model(encode_batch(kept, None)).final_value
@@ -82,7 +83,31 @@ def test_right_rollouts_are_counted_and_the_values_of_ends_are_told_apart(tmp_pa
     text.train()
     names = {name for line in text.state.log_history for name in line}
     assert "values/rollouts/final" in names
-    assert not names & {"rollouts/right", "values/rollouts/final_right", "values/rollouts/final_wrong"}
+    assert not names & {
+        "rollouts/right",
+        "rollouts/right_deleted",
+        "values/rollouts/final_right",
+        "values/rollouts/final_wrong",
+    }
+
+
+class Fickle(Judged):
+    """Every rollout deletes its first right letter, and writes it again."""
+
+    def collect(self, request: Request) -> list[Experience]:
+        made = []
+        for prompt, experience in zip(request.prompts, super().collect(request), strict=True):
+            first, space = experience.trajectory.chosen[0], experience.trajectory.space
+            made.append(Experience(Trajectory.rollout(space, prompt, (first, space.bkspc, first, space.eos)), 0))
+        return made
+
+
+def test_right_tokens_that_rollouts_delete_are_counted(tmp_path: Path) -> None:
+    """Two right letters are written in each, and one is deleted."""
+    args = config(tmp_path, learning_rate=1e-9, max_steps=1, bc_steps=0)
+    run = SequenceMatchTrainer(policy(), args, rows(["cat", "dog", "sun", "tree"]), rollouts=Fickle())
+    run.train()
+    assert run.state.log_history[0]["rollouts/right_deleted"] == 0.5
 
 
 def test_a_correction_is_one_more_decision_in_the_loss_and_in_its_denominator(tmp_path: Path) -> None:

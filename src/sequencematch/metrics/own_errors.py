@@ -29,12 +29,12 @@ def own_errors(trajectories: Sequence[Trajectory], references: Sequence[Sequence
         raise ValueError(
             f"`trajectories` and `references` must have one entry per row. Got {len(trajectories)} and {len(references)}."
         )
-    counts = [_count(*pair) for pair in zip(trajectories, references, strict=True)]
+    counts = [count_tokens(*pair) for pair in zip(trajectories, references, strict=True)]
     return _share("own errors deleted", "wrong", counts), _share("right tokens deleted", "right", counts)
 
 
-def _count(trajectory: Trajectory, reference: Sequence[int]) -> tuple[Counter[Kind | None], Counter[Kind | None]]:
-    """The tokens that the policy wrote and those of them that were deleted, by kind."""
+def count_tokens(trajectory: Trajectory, reference: Sequence[int]) -> tuple[Counter[Kind | None], Counter[Kind | None]]:
+    """The tokens that the policy wrote and those of them that were deleted, by kind; None for those after a wrong one."""
     written, deleted = Counter[Kind | None](), Counter[Kind | None]()
     is_prefix = [True]  # of the reference: for each depth of the stack
     kinds: list[Kind | None] = []

@@ -20,6 +20,8 @@ SHOWN: Mapping[str, str] = {
     "bc_weight": "bc weight {:.2f}",
     "objective": "Ĵ {:.4f}",
     "completions/backspace_rate": "deletes {:.1%}",
+    "rollouts/right_deleted": "right deleted {:.1%}",
+    "completions/clipped_ratio": "cut {:.0%}",
     "completions/mean_length": "length {:.1f}",
     "grad_norm": "grad norm {:.2f}",
     "learning_rate": "lr {:.2e}",
@@ -79,6 +81,34 @@ class NonFiniteError(RuntimeError):
             f"{what} at step {step}. The weights were not updated, and the checkpoints in {output_dir} are intact. Lower "
             f"`learning_rate` or `alpha`, or clip gradients with `max_grad_norm`."
         )
+
+
+#: Name of a share → from where on it is too high, and what it then means.
+TOO_HIGH: Mapping[str, tuple[float, str]] = {
+    "completions/clipped_ratio": (0.5, "rollouts are cut: the policy writes and deletes without end"),
+    "rollouts/right_deleted": (0.1, "right tokens are deleted"),
+}
+#: Log lines in a row after which it is said.
+PATIENCE = 3
+
+
+class RolloutWarnings(TrainerCallback):
+    """Say once, in one sentence, that rollouts have gone wrong for `PATIENCE` log lines in a row, and what to do about it."""
+
+    def __init__(self, remedy: str) -> None:
+        """`remedy` ends the sentence."""
+        self.console, self.remedy = Console(stderr=True, highlight=False), remedy
+        self.in_a_row = dict.fromkeys(TOO_HIGH, 0)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:  # noqa: ARG002
+        """Count lines; a line without rollouts counts neither way."""
+        for name, (limit, meaning) in TOO_HIGH.items():
+            if not logs or name not in logs:
+                continue
+            self.in_a_row[name] = self.in_a_row[name] + 1 if logs[name] >= limit else 0
+            if self.in_a_row[name] == PATIENCE and state.is_world_process_zero:
+                with tqdm.external_write_mode():
+                    self.console.print(f"warning: {logs[name]:.0%} of the {meaning}; {self.remedy}", soft_wrap=True)
 
 
 class StopAtNonFiniteGradients(TrainerCallback):

@@ -95,3 +95,13 @@ def check_arguments(args: SequenceMatchConfig, *, has_optimizer: bool) -> None:
             f"{args.offset_lr_multiplier}; leave it out, or give the offset head a group of its own in your optimizer "
             f"(`policy.backspace.offset_parameters()`)."
         )
+
+
+def remedy(policy: Policy) -> str:
+    """What to try when a policy deletes without end: a frozen output layer can't learn where to end."""
+    if any(weight.requires_grad for weight in policy.base.get_output_embeddings().parameters()):
+        return "lower `noise_rate`, or clone longer (`bc_steps`)."
+    return (
+        f"train the output layer's row of <eos>, too (peft: `trainable_token_indices={{'lm_head': [{policy.space.eos}]}}`), "
+        f"or all of it (`modules_to_save=['lm_head']`)."
+    )

@@ -1,6 +1,7 @@
 """The model trajectories of Algorithm 1: made when they are due, kept in the buffer B, drawn for every step."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.examples import Examples, ExampleStream
 from sequencematch.data.seeds import hash_seed
+from sequencematch.metrics.own_errors import count_tokens
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.replay import Experience, ReplayBuffer
@@ -76,15 +78,18 @@ class OnPolicy:
         """Draw `count` rollouts for all processes together, the same in each, and return them with signals to log."""
         began, signals = time.perf_counter(), dict[str, Signal]()
         made: list[Experience] = []
+        right_tokens = Counter[str]()
         while self.buffer.is_due(count):
-            batch = self._make(self.buffer.made, self.args.generation_batch_size, step)
+            batch, of_batch = self._make(self.buffer.made, self.args.generation_batch_size, step)
             self.buffer.add(batch)
             made += batch
+            right_tokens += of_batch
         if made:
             trajectories = [experience.trajectory for experience in made]
             signals |= describe("completions", trajectories)
             known = [float(experience.right) for experience in made if experience.right is not None]
             signals["rollouts/right"] = Signal.mean(torch.tensor(known))
+            signals["rollouts/right_deleted"] = Signal.share(right_tokens["deleted"], right_tokens["written"])
             if self.args.log_completions and self.accelerator.is_main_process:
                 self.show(trajectories[: self.args.num_completions_to_print], step)
         drawn = self.buffer.draw(count, self.args.seed)
@@ -102,8 +107,11 @@ class OnPolicy:
         found = (correction(experience, self.args.max_length) for experience in drawn)
         return [part for part in found if part is not None], signals
 
-    def _make(self, first: int, count: int, step: int) -> list[Experience]:
-        """Make the rollouts numbered `first` to `first + count - 1`."""
+    def _make(self, first: int, count: int, step: int) -> tuple[list[Experience], Counter[str]]:
+        """Make the rollouts numbered `first` to `first + count - 1`.
+
+        Also returns how many right tokens this process's share of them wrote, and how many of these it deleted.
+        """
         args = self.args
         examples = self.examples.prompts(first, count, args.seed)
         longest = min(args.max_prompt_length, args.max_length - 1)
@@ -113,6 +121,11 @@ class OnPolicy:
         self.source.sync(step)
         with self.accelerator.autocast():
             made = self.source.collect(Request(prompts[begin:end], first + begin))
+        right_tokens = Counter[str]()
+        for experience, example in zip(made, examples[begin:end], strict=True):
+            if self.has_answers and not example.is_text:
+                written, deleted = count_tokens(experience.trajectory, example.prompt + example.completion)
+                right_tokens += Counter(written=written["right"], deleted=deleted["right"])
         made = [
             Experience(
                 as_stored(e.trajectory, args.max_length, self.scores_prompt),
@@ -123,7 +136,7 @@ class OnPolicy:
             for e, example in zip(made, examples[begin:end], strict=True)
         ]
         if processes == 1:
-            return made
+            return made, right_tokens
         shares: list[list[Experience]] = [[] for _ in range(processes)]
         torch.distributed.all_gather_object(shares, made)
-        return [experience for share in shares for experience in share]
+        return [experience for share in shares for experience in share], right_tokens

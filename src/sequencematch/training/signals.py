@@ -39,6 +39,11 @@ class Signal:
         return cls("std", _moments(values))
 
     @classmethod
+    def share(cls, part: int, whole: int) -> "Signal":
+        """The share of entries that have a property, of which `part` in `whole` have it."""
+        return cls("mean", torch.tensor([part, part, whole], dtype=torch.float))
+
+    @classmethod
     def setting(cls, value: float) -> "Signal":
         """A number that is the same for all batches of a step."""
         return cls.mean(torch.tensor([float(value)]))

@@ -23,7 +23,7 @@ from sequencematch.policy.modes import compile_layers
 from sequencematch.policy.sharding import is_sharded
 from sequencematch.policy.threads import limit_threads
 from sequencematch.training import checkpoints
-from sequencematch.training.callbacks import NonFiniteError, ProgressLines, StopAtNonFiniteGradients
+from sequencematch.training.callbacks import NonFiniteError, ProgressLines, RolloutWarnings, StopAtNonFiniteGradients
 from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
@@ -35,6 +35,7 @@ from sequencematch.training.inputs import (
     only_completions,
     prompt_reader,
     reader,
+    remedy,
     tokenizer_of,
 )
 from sequencematch.training.losses import Batch, Weights
@@ -146,7 +147,7 @@ class SequenceMatchTrainer(SeparateOffsetHead):
         )
         for default in (ProgressCallback, PrinterCallback):
             self.remove_callback(default)
-        for own in (self.progress, StopAtNonFiniteGradients()):
+        for own in (self.progress, RolloutWarnings(remedy(policy)), StopAtNonFiniteGradients()):
             self.add_callback(own)
 
     def get_train_dataloader(self) -> Any:

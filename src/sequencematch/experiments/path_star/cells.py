@@ -14,7 +14,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType({"gpu": GPU, "cpu": CPU})
 
 
 _MLE = MappingProxyType({"objective": "mle"})
-_UNIFORM = MappingProxyType({"noise_rate": 0.15})
+_UNIFORM = MappingProxyType({"noise_rate": 0.15, "noise_source": "uniform"})
 #: Bursts of up to four nodes of the graph.
 _BURSTS = MappingProxyType({"noise_rate": 0.15, "noise_source": "tokens", "noise_burst": 4})
 
