@@ -1,6 +1,7 @@
 """Adapters that are merged for decoding leave no trace, and adapters whose inputs are not cast compute the same."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -11,9 +12,9 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.policy.adapters import merged, without_input_casts
+from sequencematch.policy.adapters import merged, with_adapter, without_input_casts
 from sequencematch.policy.changes import changed
-from tests.policy.tiny_models import exact_llama, llama
+from tests.policy.tiny_models import HIDDEN, exact_llama, llama
 
 
 def adapted(model: Any, **changes: Any) -> Policy:
@@ -84,3 +85,47 @@ def test_without_casts_autocast_gives_the_same_loss_and_gradients_bit_by_bit() -
             policy(encoding)  # control: the casts are off
     assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(cast, uncast, strict=True))
     policy(encoding)
+
+
+def trained_rows(model: Any, ends: tuple[int, ...], **changes: Any) -> list[str]:
+    """What is trained besides LoRA's matrices, as name and shape."""
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **changes)
+    found = with_adapter(model, config, ends)
+    trained = [
+        (name, tuple(p.shape)) for name, p in found.named_parameters() if p.requires_grad and "lora_" not in name
+    ]
+    return [f"{name.removeprefix('base_model.model.')} {shape}" for name, shape in trained]
+
+
+def test_the_rows_of_end_tokens_are_trained_unless_the_config_says_what_is() -> None:
+    rows = "token_adapter.trainable_tokens_delta.default"
+    assert trained_rows(llama(), (1, 7)) == [f"lm_head.{rows} (2, {HIDDEN})"]
+    assert trained_rows(llama(tie_word_embeddings=True), (1,)) == [f"lm_head.{rows} (1, {HIDDEN})"]
+    assert trained_rows(llama(), (1,), trainable_token_indices={}) == []
+    (whole,) = trained_rows(llama(), (1,), modules_to_save=["lm_head"])
+    assert whole.startswith("lm_head.modules_to_save.default.weight (")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_trained_row_is_scored_decoded_saved_and_exported(tied: bool, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    plain = Policy(with_adapter(llama(tie_word_embeddings=tied), config, (2,)))
+    policy = Policy(with_adapter(llama(tie_word_embeddings=tied), config, (2,)), None, plain.backspace)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "trainable_tokens_delta" in name:
+                parameter.add_(0.3)
+    options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3}
+    prompts = [[5, 6], [7, 8, 9], [10]] * 4
+    wanted = policy.generate(prompts, **options)
+    assert [t.chosen for t in plain.generate(prompts, **options).trajectories] != [
+        t.chosen for t in wanted.trajectories
+    ]
+    base = llama(tie_word_embeddings=tied)
+    base.save_pretrained(tmp_path / "base")
+    policy.base.name_or_path = policy.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    policy.save_pretrained(tmp_path / "saved")
+    policy.export(tmp_path / "exported")
+    for folder in ("saved", "exported"):
+        found = Policy.from_pretrained(tmp_path / folder).generate(prompts, **options)
+        assert [t.chosen for t in found.trajectories] == [t.chosen for t in wanted.trajectories], folder

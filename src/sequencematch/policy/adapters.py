@@ -1,12 +1,32 @@
-"""LoRA adapters: find plain ones, merge them into the weights for decoding, switch off PEFT's input casts for training."""
+"""LoRA adapters: add one, find plain ones, merge them into the weights for decoding, switch off PEFT's input casts for training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch.nn import Module
 
 from sequencematch.policy.changes import Change
+
+
+def with_adapter(model: Any, config: Any, ends: Iterable[int]) -> Any:
+    """The model with a new adapter. If LoRA leaves the output layer frozen, its rows of the tokens `ends` are trained all the same.
+
+    With a frozen row for `<eos>` a policy may learn to write and delete without end (docs/deviations.md, 16). A config that says
+    what to train of the output layer is used as it is: `trainable_token_indices={}` leaves all of it frozen.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    layer = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is layer).rpartition(".")[-1]
+    if (
+        isinstance(config, LoraConfig)
+        and config.trainable_token_indices is None
+        and name not in (config.modules_to_save or ())
+    ):
+        config = replace(config, trainable_token_indices={name: sorted(ends)})
+    return get_peft_model(model, config)
 
 
 @contextmanager

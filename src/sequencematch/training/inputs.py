@@ -8,6 +8,7 @@ import torch
 
 from sequencematch.data.examples import Example, Reader
 from sequencematch.policy import Policy, storage
+from sequencematch.policy.adapters import with_adapter
 from sequencematch.policy.ends import eos_token, listed_ends
 from sequencematch.training.config import SequenceMatchConfig
 
@@ -37,19 +38,17 @@ def as_policy(model: Any, tokenizer: Any, peft_config: Any, args: SequenceMatchC
         options.setdefault("dtype", torch.float32)  # as in TRL: Adam's small steps vanish in bfloat16 weights
         if options.get("quantization_config") is not None:
             options.setdefault("device", args.device)  # 4-bit weights are made where they stay
-        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config, **options)
-    if options:
+        policy = Policy.from_pretrained(model, tokenizer=tokenizer, **options)
+    elif options:
         raise ValueError(
             "`model_init_kwargs` would be ignored: the model is loaded already. Pass its name, or leave them out."
         )
-    if not isinstance(model, Policy):
-        return Policy.from_pretrained(model, tokenizer=tokenizer, peft_config=peft_config)
+    else:
+        policy = model if isinstance(model, Policy) else Policy.from_pretrained(model, tokenizer=tokenizer)
     if peft_config is not None:
-        from peft import get_peft_model
-
-        return Policy(get_peft_model(model.model, peft_config), tokenizer, model.backspace)
-    model.tokenizer = tokenizer
-    return model
+        return Policy(with_adapter(policy.model, peft_config, policy.space.ends), tokenizer, policy.backspace)
+    policy.tokenizer = tokenizer
+    return policy
 
 
 def tokenizer_of(model: Any, args: SequenceMatchConfig) -> Any:
