@@ -13,18 +13,17 @@ import torch
 from accelerate import DistributedType
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
-from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
 from sequencematch.data.examples import Example, ExampleStream, as_examples
-from sequencematch.policy import Policy, storage
+from sequencematch.policy import Policy
 from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
 from sequencematch.policy.sharding import is_sharded
 from sequencematch.policy.threads import limit_threads
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, RolloutWarnings, StopAtNonFiniteGradients
-from sequencematch.training.card import model_card
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.inputs import (
@@ -40,16 +39,14 @@ from sequencematch.training.inputs import (
 )
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
-from sequencematch.training.optimizer import SeparateOffsetHead
 from sequencematch.training.replay import Experience
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
+from sequencematch.training.saving import REPLAY, SIGNALS, Checkpointed
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
 
-REPLAY, SIGNALS = "replay.safetensors", "signals.json"
 
-
-class SequenceMatchTrainer(SeparateOffsetHead):
+class SequenceMatchTrainer(Checkpointed):
     """Fine-tune a causal language model with `<bkspc>`, or with one of the paper's baselines   (Alg. 1).
 
     Datasets have the formats of TRL; see `data.examples.Reader`. `rollouts` says where the policy's own trajectories come from:
@@ -336,60 +333,3 @@ class SequenceMatchTrainer(SeparateOffsetHead):
             logs |= self.signals.flush(self._summed)
             logs["step_seconds"], self.logged_at = (now - self.logged_at) / max(steps, 1), now
         super().log(logs, start_time)
-
-    def _summed(self, moments: Tensor) -> Tensor:
-        return self.accelerator.reduce(moments, "sum")
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the policy, its tokenizer and a model card; called in every process, written by one."""
-        folder, weights = Path(output_dir or self.args.output_dir), storage.gathered_weights(self.model)
-        if not self.args.should_save:
-            return
-        storage.save_beside(self.model.model, self.processing_class, self.model.backspace, folder, weights)
-        card = model_card(self.args, name_of(self.model), self.state.global_step)
-        (folder / "README.md").write_text(card)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save")
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Ours is written by `save_model`; transformers' would replace it before a push."""
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save the state of transformers, the buffer and the signals, in a folder that is renamed when complete."""
-        del model
-        run = Path(self._get_output_dir(trial=trial))
-        folder = run / f"checkpoint-{self.state.global_step}"
-        unfinished = checkpoints.partial(folder)
-        if self.args.should_save:
-            checkpoints.discard_partial(run)
-            unfinished.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
-        self.store_flos()
-        self.save_model(str(unfinished), _internal_call=True)
-        if not self.args.save_only_model:
-            self._save_optimizer_and_scheduler(str(unfinished))
-            self._save_scaler(str(unfinished))
-            self._save_rng_state(str(unfinished))
-        best = run / f"checkpoint-{self.state.best_global_step}"
-        if self.state.best_global_step and (best == folder or best.is_dir()):
-            self.state.best_model_checkpoint = str(best)
-        for part in [*self.callback_handler.callbacks, self.control]:
-            if isinstance(part, ExportableState):
-                self.state.stateful_callbacks[type(part).__name__] = part.state()
-        signals = self.signals.state_dict(self._summed)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            self.on_policy.buffer.save(unfinished / REPLAY)
-            (unfinished / SIGNALS).write_text(json.dumps(signals) + "\n")
-            self.state.save_to_json(str(unfinished / "trainer_state.json"))
-            checkpoints.finish(folder)
-            kept = self.state.best_model_checkpoint
-            checkpoints.rotate(folder, self.args.save_total_limit, None if kept is None else Path(kept))
-        self.accelerator.wait_for_everyone()
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        del model
-        storage.restore(self.model.model, self.model.backspace, Path(resume_from_checkpoint))
-
-    def _load_best_model(self) -> None:
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
