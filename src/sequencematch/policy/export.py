@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from sequencematch.data.files import write_folder
+from sequencematch.policy.finite import refuse_non_finite
 from sequencematch.policy.scoring import Scorer
 
 NAME = "<bkspc>"
@@ -44,6 +45,7 @@ Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppres
 
 def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
     """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write the folder atomically."""
+    refuse_non_finite(policy.named_parameters())
     tokenizer, bkspc = copy.deepcopy(policy.tokenizer), policy.space.bkspc
     if policy.folded_row is None and tokenizer is not None:
         ids = tokenizer.get_vocab()

@@ -18,6 +18,7 @@ from transformers.utils import cached_file, logging
 from sequencematch.data.files import write_folder
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.ends import listed_ends
+from sequencematch.policy.finite import refuse_non_finite
 
 WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
 FORMAT = 1
@@ -31,6 +32,7 @@ BUNDLED: Mapping[str, Path] = MappingProxyType(
 
 def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path) -> None:
     """Write model or adapter, tokenizer, `<bkspc>` row and offset head; all or nothing."""
+    _refuse_non_finite(model, backspace, None)
     write_folder(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, None), marker=MANIFEST)
 
 
@@ -45,6 +47,7 @@ def save_beside(
 
     `gathered` holds the weights of a sharded policy, from `gathered_weights`, by their names in its `state_dict`.
     """
+    _refuse_non_finite(model, backspace, gathered)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
         _write(Path(scratch), model, tokenizer, backspace, gathered)
@@ -61,6 +64,12 @@ def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
     return {
         name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in weights.items()
     }
+
+
+def _refuse_non_finite(model: Any, backspace: Backspace, gathered: Mapping[str, Tensor] | None) -> None:
+    owners = {"model": model, "backspace": backspace}
+    own = ((f"{owner}.{name}", p) for owner, module in owners.items() for name, p in module.named_parameters())
+    refuse_non_finite(own if gathered is None else gathered.items())
 
 
 def _write(

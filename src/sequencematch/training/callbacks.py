@@ -1,6 +1,7 @@
 """Progress of a run: a bar on a terminal, a line per log, and rollouts with their deletions. Also stops at NaN gradients."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import TrainerCallback
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy.display import can_strike, decoder, plain, struck
 from sequencematch.policy.policy import Policy
+from sequencematch.training import checkpoints
 
 #: The numbers of a log line, in this order, with their formats; `report_to` and the trainer's history get all numbers.
 SHOWN: Mapping[str, str] = {
@@ -73,13 +75,15 @@ class ProgressLines(TrainerCallback):
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or its gradient is not finite; the run has stopped, and earlier checkpoints are intact."""
+    """The loss, its gradient or the weights are not finite. The run has stopped, and earlier checkpoints are intact."""
 
-    def __init__(self, what: str, step: int, output_dir: str | None) -> None:
-        """`what` begins the message: the loss or the gradient's norm, and its value."""
+    def __init__(self, what: str, step: int, consequence: str, output_dir: str | Path) -> None:
+        """`what` is not finite begins the message; `consequence` is a sentence about the weights or the files."""
+        found = checkpoints.checkpoints(Path(output_dir))
+        last = f"The last good checkpoint is {found[0]}." if found else "There is no checkpoint yet."
         super().__init__(
-            f"{what} at step {step}. The weights were not updated, and the checkpoints in {output_dir} are intact. Lower "
-            f"`learning_rate` or `alpha`, or clip gradients with `max_grad_norm`."
+            f"{what} at step {step}. {consequence} {last} Lower `learning_rate` or `alpha`, or clip gradients with "
+            f"`max_grad_norm`."
         )
 
 
@@ -114,11 +118,20 @@ class RolloutWarnings(TrainerCallback):
 class StopAtNonFiniteGradients(TrainerCallback):
     """Checks gradients before the weights are updated."""
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Their norm must be finite, except in float16, where the scaler skips such steps itself."""
-        if args.fp16:
+    def on_pre_optimizer_step(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,  # noqa: ARG002
+        model: Any = None,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        """Their norm must be finite, except with a gradient scaler, which skips such steps itself."""
+        if getattr(optimizer, "scaler", None) is not None:
             return
         norm: Any = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not bool(norm.isfinite()):
-            raise NonFiniteError(f"The gradient's norm is {float(norm)}", state.global_step + 1, args.output_dir)
+            what = f"The gradient's norm is {float(norm)}"
+            raise NonFiniteError(what, state.global_step + 1, "The weights were not updated.", args.output_dir)

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState
 
 from sequencematch.policy import storage
+from sequencematch.policy.finite import named, non_finite
 from sequencematch.training import checkpoints
+from sequencematch.training.callbacks import NonFiniteError
 from sequencematch.training.card import model_card
 from sequencematch.training.inputs import name_of
 from sequencematch.training.on_policy import OnPolicy
@@ -27,6 +30,8 @@ class Checkpointed(SeparateOffsetHead):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the policy, its tokenizer and a model card; called in every process, written by one."""
+        if not _internal_call:
+            self._refuse_non_finite("Nothing was written.")
         folder, weights = Path(output_dir or self.args.output_dir), storage.gathered_weights(self.model)
         if not self.args.should_save:
             return
@@ -36,12 +41,33 @@ class Checkpointed(SeparateOffsetHead):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
 
+    def _refuse_non_finite(self, consequence: str) -> None:
+        """Stop every process if weights or the optimizer's state hold NaN or infinity in one of them."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        state = self.optimizer.state.items() if self.optimizer is not None else ()
+        parts = {
+            "Weights are": self.model.named_parameters(),
+            "The optimizer's state is": (
+                (f"{kind} of {names.get(id(parameter), 'a parameter')}", value)
+                for parameter, values in state
+                for kind, value in values.items()
+                if isinstance(value, Tensor)
+            ),
+        }
+        for what, tensors in parts.items():
+            wrong = non_finite(tensors)
+            if self._summed(torch.tensor([len(wrong)], device=self.args.device)):
+                which = named(wrong) or "in another process"
+                place, step = str(self.args.output_dir), self.state.global_step
+                raise NonFiniteError(f"{what} not finite ({which})", step, consequence, place)
+
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Ours is written by `save_model`; transformers' would replace it before a push."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save the state of transformers, the buffer and the signals, in a folder that is renamed when complete."""
         del model
+        self._refuse_non_finite("No checkpoint was written.")
         run = Path(self._get_output_dir(trial=trial))
         folder = run / f"checkpoint-{self.state.global_step}"
         unfinished = checkpoints.partial(folder)
@@ -75,6 +101,11 @@ class Checkpointed(SeparateOffsetHead):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         del model
         storage.restore(self.model.model, self.model.backspace, Path(resume_from_checkpoint))
+        if wrong := non_finite(self.model.named_parameters()):
+            raise ValueError(
+                f"{resume_from_checkpoint} must hold finite weights to be resumed. Got NaN or infinity in {named(wrong)}. Name "
+                f"an earlier checkpoint in `resume_from_checkpoint`."
+            )
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

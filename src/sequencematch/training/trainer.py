@@ -18,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from sequencematch.core import Trajectory, model_noise
 from sequencematch.data.examples import Example, ExampleStream, as_examples
 from sequencematch.policy import Policy
+from sequencematch.policy.finite import named, non_finite
 from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
 from sequencematch.policy.sharding import is_sharded
@@ -231,7 +232,9 @@ class SequenceMatchTrainer(Checkpointed):
         loss, signals = args.objective_value.loss(model, inputs["batch"].to(args.device), self._weights())
         if not bool(loss.isfinite()):
             terms = {name: float(signal.moments[0]) for name, signal in signals.items() if signal.kind == "total"}
-            raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, args.output_dir)
+            wrong = non_finite(self.model.named_parameters())
+            why = f"Weights are not finite ({named(wrong)})." if wrong else "The weights were not updated."
+            raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, why, str(args.output_dir))
         self.signals.add({"loss": Signal.total(loss), **signals})
         loss = loss * self.accelerator.num_processes
         return (loss, None) if return_outputs else loss
