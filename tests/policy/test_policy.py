@@ -250,7 +250,7 @@ def test_a_half_written_folder_is_refused(tmp_path: Path) -> None:
     model.write_bytes(whole)
     text = manifest.read_text()
     manifest.write_text(json.dumps({**json.loads(text), "format": 99}))
-    with pytest.raises(ValueError, match=r"has format 99, this version reads 1\. Update sequencematch"):
+    with pytest.raises(ValueError, match=r"has format 99, this version reads 2 and older\. Update sequencematch"):
         Policy.from_pretrained(tmp_path / "saved")
     manifest.unlink()
     with pytest.raises(ValueError, match=r"is incomplete: sequencematch\.json is missing\. Save the policy again"):

@@ -396,9 +396,19 @@ def test_a_checkpoint_lists_its_files_with_sizes_and_hashes(tmp_path: Path) -> N
     assert not checkpoints.partial(folder).exists()
 
 
-def test_files_too_large_to_be_read_again_are_compared_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "HASHED_BYTES", 2)
+def test_a_flipped_bit_in_a_large_file_is_noticed(tmp_path: Path) -> None:
+    """Files over 16 MiB were once compared by size alone."""
+    folder = fake_checkpoint(tmp_path, 3, "x" * (2**24 + 1))
+    flip(folder / "file")
+    with pytest.raises(ValueError, match=r"damaged: file does not have the content that was written\.$"):
+        checkpoints.check(folder)
+    flip(folder / "file")
+    checkpoints.check(folder)
+
+
+def test_files_without_a_hash_in_a_manifest_of_an_older_version_are_compared_by_size(tmp_path: Path) -> None:
     folder = fake_checkpoint(tmp_path, 3, "abc")
+    (folder / checkpoints.MANIFEST).write_text(json.dumps({"files": {"file": {"bytes": 3}}}))
     (folder / "file").write_text("abd")
     checkpoints.check(folder)
     (folder / "file").write_text("ab")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from sequencematch.data.files import write_folder
+from sequencematch.data.hashes import write_sums
 from sequencematch.policy.finite import refuse_non_finite
 from sequencematch.policy.scoring import Scorer
 
@@ -66,6 +67,7 @@ def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
             tokenizer.save_pretrained(temporary)
         write_decoder(temporary / "custom_generate")
         (temporary / "README.md").write_text(CARD.format(bkspc=bkspc, folder=folder.name))
+        write_sums(temporary, without=("README.md",))
 
     write_folder(folder, write, marker=None if replace else "custom_generate")
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
@@ -16,12 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import cached_file, logging
 
 from sequencematch.data.files import write_folder
+from sequencematch.data.hashes import check_sums
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.ends import listed_ends
 from sequencematch.policy.finite import refuse_non_finite
+from sequencematch.policy.manifest import MANIFEST, read_manifest, write_manifest
 
-WEIGHTS, MANIFEST = "sequencematch.safetensors", "sequencematch.json"
-FORMAT = 1
+WEIGHTS = "sequencematch.safetensors"
 _INSIDE = Path(__file__).parents[1] / "models"
 #: Models that come with the package, name → folder: one that adds and subtracts, one that deletes wrong digits, and one that
 #: searches graphs.
@@ -54,6 +56,13 @@ def save_beside(
         (folder / MANIFEST).unlink(missing_ok=True)
         for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == MANIFEST):
             path.replace(folder / path.name)
+
+
+def fingerprints_of(folder: Path) -> Mapping[str, Any]:
+    """Size and SHA-256 of the files of a policy that was just saved."""
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest.files
 
 
 def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
@@ -98,36 +107,13 @@ def _write(
         tokenizer.save_pretrained(folder)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    manifest = {
-        "format": FORMAT,
-        "hidden_size": len(tensors["row"]),
-        "max_positions": backspace.max_positions,
-        "ends": sorted(listed_ends(_base(model).generation_config)),
-        "files": file_sizes(folder),
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def file_sizes(folder: Path) -> dict[str, int]:
-    """The size of every file in a folder, except the model card, which may change later."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
-    return {path.name: path.stat().st_size for path in files}
-
-
-def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Refuse a folder with a missing or truncated file."""
-    for file, size in sizes.items():
-        path = folder / file
-        if not path.is_file() or path.stat().st_size != size:
-            found = f"has {path.stat().st_size}" if path.is_file() else "is missing"
-            raise ValueError(
-                f"{folder} is damaged: {file} should have {size} bytes and {found}. Save or copy the policy again."
-            )
+    ends = listed_ends(_base(model).generation_config)
+    write_manifest(folder, hidden_size=len(tensors["row"]), max_positions=backspace.max_positions, ends=ends)
 
 
 def restore(model: Any, backspace: Backspace, folder: Path) -> None:
-    """Load saved weights into a policy of the same shape."""
-    loaded = _load_backspace(folder)
+    """Load saved weights into a policy of the same shape; a checkpoint's files were checked before."""
+    loaded = _load_backspace(folder, verify=False)
     if loaded is None:
         raise ValueError(f"`folder` must hold a saved policy. Got {folder}, which has no {MANIFEST}.")
     backspace.load_state_dict(loaded.state_dict())
@@ -157,7 +143,10 @@ def load(
     if not folder.exists():
         folder = _downloaded(name, options.get("revision")) or folder
         name = str(folder) if folder.is_dir() else name
-    backspace = _load_backspace(folder) if folder.is_dir() else None
+    backspace = None
+    if folder.is_dir():
+        check_sums(folder)
+        backspace = _load_backspace(folder)
     if tokenizer is None:
         wanted = ("gguf_file", "trust_remote_code", "revision")
         tokenizer = load_tokenizer(name, {key: options[key] for key in wanted if key in options})
@@ -187,10 +176,8 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
 def load_ends(name: str) -> frozenset[int]:
     """The ends that a saved policy names, or a model's generation config, without loading the model."""
     folder = Path(_place(name))
-    if (folder / MANIFEST).is_file():
-        ends = json.loads((folder / MANIFEST).read_text()).get("ends")
-        if ends is not None:
-            return frozenset(ends)
+    if (manifest := read_manifest(folder)) is not None and manifest.ends is not None:
+        return manifest.ends
     if (folder / "adapter_config.json").is_file():
         return load_ends(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
     for load in (GenerationConfig.from_pretrained, AutoConfig.from_pretrained):
@@ -222,18 +209,32 @@ def _downloaded(name: str, revision: str | None) -> Path | None:
     return Path(snapshot_download(name, revision=revision)) if found is not None else None
 
 
-def _load_backspace(folder: Path) -> Backspace | None:
-    manifest_path, weights_path = folder / MANIFEST, folder / WEIGHTS
-    if not manifest_path.is_file():
-        if weights_path.is_file():
+def _load_backspace(folder: Path, *, verify: bool = True) -> Backspace | None:
+    """The row and the offset head, after a check of all files in the folder unless that was done; None for a plain model."""
+    manifest, path = read_manifest(folder), folder / WEIGHTS
+    if manifest is None:
+        if path.is_file():
             raise ValueError(f"{folder} is incomplete: {MANIFEST} is missing. Save the policy again.")
         return None
-    manifest = json.loads(manifest_path.read_text())
-    if manifest["format"] != FORMAT:
+    if verify:
+        manifest.check(folder)
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{folder} has format {manifest['format']}, this version reads {FORMAT}. Update sequencematch."
+            f"{folder} is damaged: {WEIGHTS} can't be read: {error}. Save or copy the policy again."
+        ) from error
+    shape = tuple(tensors["row"].shape) if "row" in tensors else None
+    if shape != (manifest.hidden_size,):
+        raise ValueError(
+            f"{folder} is damaged: the `<bkspc>` row in {WEIGHTS} must have the shape ({manifest.hidden_size},) that "
+            f"{MANIFEST} gives. Got {shape}. Save or copy the policy again."
         )
-    check_files(folder, manifest["files"])
-    backspace = Backspace(manifest["hidden_size"], manifest["max_positions"])
-    backspace.load_state_dict(load_file(weights_path))
+    backspace = Backspace(manifest.hidden_size, manifest.max_positions)
+    try:
+        backspace.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder} is damaged: {WEIGHTS} holds no offset head of this shape. Save or copy the policy again."
+        ) from error
     return backspace

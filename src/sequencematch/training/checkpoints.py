@@ -1,6 +1,5 @@
 """Atomic checkpoints: written to a temporary folder, listed in a manifest with sizes and hashes, renamed last."""
 
-import hashlib
 import json
 import logging
 import os
@@ -8,15 +7,15 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sequencematch.data.files import write_files
+from sequencematch.data.hashes import check_files, fingerprints, is_listing
 
 logger = logging.getLogger(__name__)
 
 MANIFEST, RUN = "checkpoint.json", "sequencematch_run.json"
-#: Files up to this size are checked by size and hash, larger ones by size alone.
-HASHED_BYTES = 2**24
 
 
 def partial(folder: Path) -> Path:
@@ -24,14 +23,15 @@ def partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-def finish(folder: Path) -> None:
+def finish(folder: Path, known: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Write the manifest of the temporary folder and rename the folder, replacing an older checkpoint of that name.
 
-    Every file is flushed to disk (`fsync`) before the rename, so older checkpoints may be removed afterwards.
+    Every file is flushed to disk (`fsync`) before the rename, so older checkpoints may be removed afterwards. `known` are
+    fingerprints of files in it that were computed already.
     """
     unfinished = partial(folder)
     written = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
-    files = {path.relative_to(unfinished).as_posix(): _fingerprint(path) for path in written}
+    files = dict(sorted({**known, **fingerprints(unfinished, without=known)}.items()))
     (unfinished / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n")
     for path in [*written, unfinished / MANIFEST]:
         with path.open("r+b") as file:
@@ -46,20 +46,12 @@ def check(folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} is not a complete checkpoint: {MANIFEST} is missing.")
     try:
-        listed = {name: dict(entry) for name, entry in json.loads((folder / MANIFEST).read_text())["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except ValueError as error:
         raise ValueError(f"{folder} is damaged: {MANIFEST} can't be read.") from error
-    for name, expected in listed.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"{folder} is damaged: {name} is missing.")
-        found = _fingerprint(path)
-        if found["bytes"] != expected.get("bytes"):
-            raise ValueError(
-                f"{folder} is damaged: {name} should have {expected.get('bytes')} bytes and has {found['bytes']}."
-            )
-        if found != expected:
-            raise ValueError(f"{folder} is damaged: {name} does not have the content that was written.")
+    if not isinstance(content, dict) or not is_listing(content.get("files")):
+        raise ValueError(f"{folder} is damaged: {MANIFEST} can't be read.")
+    check_files(folder, content["files"], "")
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -149,11 +141,3 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("checkpoint-"))
-
-
-def _fingerprint(path: Path) -> dict[str, int | str]:
-    size = path.stat().st_size
-    return {
-        "bytes": size,
-        **({"sha256": hashlib.sha256(path.read_bytes()).hexdigest()} if size <= HASHED_BYTES else {}),
-    }

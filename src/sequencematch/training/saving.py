@@ -1,10 +1,12 @@
 """What a run writes: its policy, and checkpoints from which it resumes exactly."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers.trainer_callback import ExportableState
 
@@ -17,6 +19,7 @@ from sequencematch.training.inputs import name_of
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import SeparateOffsetHead
 
+T = TypeVar("T")
 REPLAY, SIGNALS = "replay.safetensors", "signals.json"
 
 
@@ -27,6 +30,19 @@ class Checkpointed(SeparateOffsetHead):
 
     def _summed(self, moments: Tensor) -> Tensor:
         return self.accelerator.reduce(moments, "sum")
+
+    def _on_first(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process, in every process; its `ValueError` is raised in all."""
+        outcome: list[Any] = [None, None]
+        if self.is_world_process_zero():
+            try:
+                outcome[0] = work()
+            except ValueError as error:
+                outcome[1] = str(error)
+        result, problem = broadcast_object_list(outcome)
+        if problem is not None:
+            raise ValueError(problem)
+        return result
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the policy, its tokenizer and a model card; called in every process, written by one."""
@@ -93,7 +109,7 @@ class Checkpointed(SeparateOffsetHead):
             self.on_policy.buffer.save(unfinished / REPLAY)
             (unfinished / SIGNALS).write_text(json.dumps(signals) + "\n")
             self.state.save_to_json(str(unfinished / "trainer_state.json"))
-            checkpoints.finish(folder)
+            checkpoints.finish(folder, storage.fingerprints_of(unfinished))
             kept = self.state.best_model_checkpoint
             checkpoints.rotate(folder, self.args.save_total_limit, None if kept is None else Path(kept))
         self.accelerator.wait_for_everyone()
@@ -108,4 +124,6 @@ class Checkpointed(SeparateOffsetHead):
             )
 
     def _load_best_model(self) -> None:
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
+        best = str(self.state.best_model_checkpoint)
+        self._on_first(lambda: checkpoints.check(Path(best)))
+        self._load_from_checkpoint(best)

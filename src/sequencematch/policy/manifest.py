@@ -1,0 +1,79 @@
+"""`sequencematch.json`: the shape of a saved policy's `<bkspc>` row, its ends, and its files with their hashes."""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sequencematch.data.hashes import Fingerprint, check_files, fingerprints, is_listing
+
+MANIFEST = "sequencematch.json"
+#: Format 1 lists the sizes of files without hashes; it is still read.
+FORMAT = 2
+_REMEDY = "Save or copy the policy again."
+#: The model card, which may change later.
+_UNLISTED = ("README.md", MANIFEST)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `sequencematch.json` says. Older versions wrote no `ends`."""
+
+    hidden_size: int
+    max_positions: int
+    ends: frozenset[int] | None
+    files: Mapping[str, int | Fingerprint]
+
+    def check(self, folder: Path) -> None:
+        """Refuse a folder whose files are not the listed ones."""
+        check_files(folder, self.files, _REMEDY)
+
+
+def write_manifest(folder: Path, *, hidden_size: int, max_positions: int, ends: Collection[int]) -> None:
+    """Write the manifest of a folder that holds everything else."""
+    values = {"format": FORMAT, "hidden_size": hidden_size, "max_positions": max_positions, "ends": sorted(ends)}
+    listed = values | {"files": fingerprints(folder, without=_UNLISTED)}
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, or None if it has none; a `ValueError` names the field that is wrong."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: it is not JSON. {_REMEDY}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is damaged: it must hold a JSON object. Got a {type(values).__name__}. {_REMEDY}")
+    version = values.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise ValueError(f"{folder} has format {version}, this version reads {FORMAT} and older. Update sequencematch.")
+    for name, (is_right, rule) in _RULES.items():
+        if not is_right(values.get(name)):
+            got = repr(values[name]) if name in values else "nothing"
+            raise ValueError(f"{path} is damaged: `{name}` must be {rule}. Got {got[:80]}. {_REMEDY}")
+    ends = values.get("ends")
+    return Manifest(
+        values["hidden_size"], values["max_positions"], None if ends is None else frozenset(ends), values["files"]
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
+
+
+#: Field → whether its value is right, and what it must be.
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "format": (_is_count, "a positive whole number"),
+    "hidden_size": (_is_count, "a positive whole number"),
+    "max_positions": (_is_count, "a positive whole number"),
+    "ends": (lambda value: value is None or _are_tokens(value), "a list of token ids"),
+    "files": (is_listing, "a mapping from file names to sizes and SHA-256"),
+}

@@ -1,0 +1,200 @@
+"""Saved policies and exports: every file is hashed, and what is damaged or malformed is named."""
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sequencematch.data.hashes import SUMS
+from sequencematch.policy import Policy
+from sequencematch.policy.manifest import MANIFEST, read_manifest
+from sequencematch.policy.storage import BUNDLED, WEIGHTS
+from tests.policy.tiny_models import character_tokenizer, tiny
+
+
+def policy() -> Policy:
+    return Policy.from_pretrained(tiny("Llama"), tokenizer=character_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a saved policy and an export."""
+    folder = tmp_path_factory.mktemp("written")
+    policy().save_pretrained(folder / "saved")
+    policy().export(folder / "export")
+    return folder
+
+
+@pytest.fixture
+def saved(written: Path, tmp_path: Path) -> Path:
+    return copied(written / "saved", tmp_path / "saved")
+
+
+def copied(source: Path, target: Path) -> Path:
+    """Plain files; nothing is shared."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+    return target
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_saved_policy_lists_every_file_with_its_hash(saved: Path) -> None:
+    files = json.loads((saved / MANIFEST).read_text())["files"]
+    assert files.keys() == {path.name for path in saved.iterdir()} - {MANIFEST}
+    for name, entry in files.items():
+        content = (saved / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_a_flipped_bit_in_any_file_of_a_saved_policy_is_refused_by_the_files_name(saved: Path) -> None:
+    for name in json.loads((saved / MANIFEST).read_text())["files"]:
+        flip(saved / name)
+        text = (
+            rf"is damaged: {re.escape(name)} does not have the content that was written\. Save or copy the policy again"
+        )
+        with pytest.raises(ValueError, match=text):
+            Policy.from_pretrained(saved)
+        flip(saved / name)
+    Policy.from_pretrained(saved)  # the control
+
+
+def test_a_policy_saved_without_hashes_by_an_older_version_loads(saved: Path) -> None:
+    values = json.loads((saved / MANIFEST).read_text())
+    sizes = {name: entry["bytes"] for name, entry in values["files"].items()}
+    del values["ends"]
+    (saved / MANIFEST).write_text(json.dumps({**values, "format": 1, "files": sizes}))
+    loaded = Policy.from_pretrained(saved)
+    assert torch.equal(loaded.backspace.row, policy().backspace.row)
+    (saved / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} should have \d+ bytes and has \d+\. Save or copy"):
+        Policy.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", [name for name, folder in BUNDLED.items() if (folder / MANIFEST).is_file()])
+def test_bundled_models_have_a_manifest_that_this_version_reads(name: str) -> None:
+    manifest = read_manifest(BUNDLED[name])
+    assert manifest is not None
+    manifest.check(BUNDLED[name])
+
+
+def test_an_export_lists_its_files_as_sha256sum_does_and_is_checked_when_it_is_loaded(
+    written: Path, tmp_path: Path
+) -> None:
+    export = copied(written / "export", tmp_path / "export")
+    names = {path.relative_to(export).as_posix() for path in export.rglob("*") if path.is_file()}
+    listed = dict(line.split("  ")[::-1] for line in (export / SUMS).read_text().splitlines())
+    assert listed.keys() == names - {SUMS, "README.md"}
+    assert "custom_generate/generate.py" in listed
+    subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=export, check=True)
+    Policy.from_pretrained(export)
+    for name in ("model.safetensors", "custom_generate/generate.py"):
+        flip(export / name)
+        text = rf"is damaged: {name} does not have the content that was written\. Copy it again; .* remove {SUMS}\."
+        with pytest.raises(ValueError, match=text):
+            Policy.from_pretrained(export)
+        flip(export / name)
+    flip(export / "config.json")
+    flip(export / "config.json")
+    (export / "generation_config.json").write_text((export / "generation_config.json").read_text() + "\n")
+    (export / SUMS).unlink()
+    Policy.from_pretrained(export)  # changed on purpose, and an export of an older version
+
+
+def change(**fields: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: {**values, **fields}
+
+
+def without(field: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: {name: value for name, value in values.items() if name != field}
+
+
+COUNT = "must be a positive whole number. Got "
+LISTING = "`files` must be a mapping from file names to sizes and SHA-256. Got "
+#: What a manifest is turned into → what is said of it.
+MALFORMED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+    (lambda _: [], "it must hold a JSON object. Got a list."),
+    (lambda _: None, "it must hold a JSON object. Got a NoneType."),
+    (lambda _: "text", "it must hold a JSON object. Got a str."),
+    (lambda _: {}, f"`format` {COUNT}nothing."),
+    (without("format"), f"`format` {COUNT}nothing."),
+    (change(format="2"), f"`format` {COUNT}'2'."),
+    (change(format=True), f"`format` {COUNT}True."),
+    (change(format=0), f"`format` {COUNT}0."),
+    (without("hidden_size"), f"`hidden_size` {COUNT}nothing."),
+    (change(hidden_size=None), f"`hidden_size` {COUNT}None."),
+    (change(hidden_size=64.0), f"`hidden_size` {COUNT}64.0."),
+    (change(hidden_size=-1), f"`hidden_size` {COUNT}-1."),
+    (change(hidden_size=10**15), f"the `<bkspc>` row in {WEIGHTS} must have the shape (1000000000000000,)"),
+    (without("max_positions"), f"`max_positions` {COUNT}nothing."),
+    (change(max_positions="many"), f"`max_positions` {COUNT}'many'."),
+    (change(max_positions=0), f"`max_positions` {COUNT}0."),
+    (change(ends=3), "`ends` must be a list of token ids. Got 3."),
+    (change(ends=["</s>"]), "`ends` must be a list of token ids. Got ['</s>']."),
+    (change(ends=[-1]), "`ends` must be a list of token ids. Got [-1]."),
+    (without("files"), f"{LISTING}nothing."),
+    (change(files=None), f"{LISTING}None."),
+    (change(files=["config.json"]), f"{LISTING}['config.json']."),
+    (change(files={"config.json": "714"}), f"{LISTING}{{'config.json': '714'}}."),
+    (change(files={"config.json": {"sha256": "0"}}), f"{LISTING}{{'config.json': {{'sha256': '0'}}}}."),
+    (change(files={"config.json": {"bytes": 1, "sha256": 2}}), LISTING),
+    (change(files={"nowhere.bin": 3}), "nowhere.bin is missing."),
+]
+
+
+@pytest.mark.parametrize(("turn", "text"), MALFORMED, ids=[str(number) for number in range(len(MALFORMED))])
+def test_a_malformed_manifest_is_named_with_its_field(
+    turn: Callable[[dict[str, Any]], Any], text: str, saved: Path
+) -> None:
+    path = saved / MANIFEST
+    path.write_text(json.dumps(turn(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match=rf"{re.escape(str(saved))}.* is damaged: {re.escape(text)}"):
+        Policy.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"format": 1'])
+def test_a_manifest_that_is_not_json_is_named(content: bytes, saved: Path) -> None:
+    (saved / MANIFEST).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{MANIFEST} is damaged: it is not JSON\. Save or copy the policy again\."):
+        Policy.from_pretrained(saved)
+
+
+def relisted(saved: Path) -> None:
+    """The manifest again, without hashes, after a file was changed on purpose."""
+    values = json.loads((saved / MANIFEST).read_text())
+    files = {name: (saved / name).stat().st_size for name in values["files"] if (saved / name).exists()}
+    (saved / MANIFEST).write_text(json.dumps({**values, "format": 1, "files": files}))
+
+
+def test_a_row_that_can_not_be_read_or_has_another_shape_is_named(saved: Path) -> None:
+    tensors = load_file(saved / WEIGHTS)
+    (saved / WEIGHTS).write_bytes(b"not tensors")
+    relisted(saved)
+    with pytest.raises(ValueError, match=rf"is damaged: {WEIGHTS} can't be read: "):
+        Policy.from_pretrained(saved)
+    save_file({**tensors, "row": tensors["row"][:3].clone()}, saved / WEIGHTS)
+    relisted(saved)
+    with pytest.raises(ValueError, match=r"must have the shape \(\d+,\) that sequencematch\.json gives\. Got \(3,\)"):
+        Policy.from_pretrained(saved)
+    save_file({"row": tensors["row"]}, saved / WEIGHTS)
+    relisted(saved)
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} holds no offset head of this shape\."):
+        Policy.from_pretrained(saved)
+    (saved / WEIGHTS).unlink()
+    relisted(saved)
+    with pytest.raises(ValueError, match=rf"is damaged: {WEIGHTS} can't be read: "):
+        Policy.from_pretrained(saved)
