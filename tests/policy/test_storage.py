@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sequencematch.data.hashes import SUMS
-from sequencematch.policy import Policy
+from sequencematch.policy import Policy, storage
 from sequencematch.policy.manifest import MANIFEST, read_manifest
 from sequencematch.policy.storage import BUNDLED, WEIGHTS
+from tests.file_calls import deaths
 from tests.policy.tiny_models import character_tokenizer, tiny
 
 
@@ -198,3 +200,89 @@ def test_a_row_that_can_not_be_read_or_has_another_shape_is_named(saved: Path) -
     relisted(saved)
     with pytest.raises(ValueError, match=rf"is damaged: {WEIGHTS} can't be read: "):
         Policy.from_pretrained(saved)
+
+
+def kinds(saved: Path) -> Any:
+    """The row that a folder's policy has, None if it has no policy, or the error by which it is refused."""
+    if not saved.exists():
+        return None
+    try:
+        model, _, backspace = storage.load(saved, str(saved), {}, character_tokenizer(), None)
+    except (ValueError, OSError) as error:
+        return str(error)
+    row = None if backspace is None else float(backspace.row[0])
+    weight = float(model.lm_head.weight[5, 5])
+    return round(weight) if row == weight else f"row {row}, weight {weight}"
+
+
+def numbered(number: int) -> Policy:
+    """A policy whose row and weights hold a number, so that a mixture of two shows."""
+    made = policy()
+    with torch.no_grad():
+        made.backspace.row.fill_(float(number))
+        made.model.lm_head.weight[5, 5] = float(number)
+    return made
+
+
+class Disk:
+    """Policies 1 and 2, whose files are written by copying: a save of a real one makes too many calls to die at each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for number in (1, 2):
+            numbered(number).save_pretrained(folder / str(number))
+
+    def write(self, number: int, place: Path) -> None:
+        for path in (self.folder / str(number)).iterdir():
+            (place / path.name).write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("over_older", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_save_that_is_killed_anywhere_leaves_the_older_policy_or_the_new_one_and_never_a_fresh_row(
+    over_older: bool, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, target, seen = Disk(tmp_path / "disk"), tmp_path / "run" / "saved", []
+    monkeypatch.setattr(storage, "_write", lambda place, model, *_: disk.write(model, place))
+    monkeypatch.setattr(storage, "_refuse_non_finite", lambda *_: None)
+
+    def save(number: int) -> None:
+        if beside:
+            storage.save_beside(number, None, policy().backspace, target)
+        else:
+            storage.save(number, None, policy().backspace, target)
+
+    def prepare() -> None:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        if over_older:
+            save(1)
+
+    for changes in deaths(tmp_path / "run", lambda: save(2), prepare):
+        seen.append(kinds(target))
+        if not over_older and seen[-1] not in (None, 2):
+            assert not any(target.glob("*.safetensors")), "an empty folder is no policy"
+            seen[-1] = None
+        assert seen[-1] in ((1, 2) if over_older else (None, 2)), f"after {changes} changes"
+    assert seen[0] == (1 if over_older else None)
+    assert seen[-1] == 2
+
+
+def test_a_saved_policy_whose_row_was_not_copied_is_refused(saved: Path, tmp_path: Path) -> None:
+    for name in (MANIFEST, WEIGHTS):
+        (saved / name).unlink()
+    text = (
+        r"is a saved policy without its `<bkspc>` row: sequencematch\.json and sequencematch\.safetensors are missing"
+    )
+    with pytest.raises(ValueError, match=text):
+        Policy.from_pretrained(saved)
+    config = json.loads((saved / "config.json").read_text())
+    del config["bkspc_row_file"]
+    (saved / "config.json").write_text(json.dumps(config))
+    plain = Policy.from_pretrained(saved)  # as the error says
+    plain.export(tmp_path / "export")
+
+
+def test_an_export_of_a_saved_policy_needs_no_row_beside_it(saved: Path, tmp_path: Path) -> None:
+    Policy.from_pretrained(saved).export(tmp_path / "export")
+    assert "bkspc_row_file" not in json.loads((tmp_path / "export" / "config.json").read_text())
+    Policy.from_pretrained(tmp_path / "export")

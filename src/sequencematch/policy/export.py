@@ -14,6 +14,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from sequencematch.data.files import write_folder
 from sequencematch.data.hashes import write_sums
 from sequencematch.policy.finite import refuse_non_finite
+from sequencematch.policy.manifest import ROW_FILE
 from sequencematch.policy.scoring import Scorer
 
 NAME = "<bkspc>"
@@ -113,6 +114,8 @@ def fold_in(model: PreTrainedModel, policy: Scorer) -> None:
         if getattr(layer, "bias", None) is not None:
             layer.bias[bkspc] = 0
     model.config.bkspc_token_id = bkspc
+    if hasattr(model.config, ROW_FILE):
+        delattr(model.config, ROW_FILE)  # the row is inside
     others = sorted(policy.space.ends - {policy.space.eos})
     model.generation_config.eos_token_id = [policy.space.eos, *others] if others else policy.space.eos
     model.generation_config.suppress_tokens = sorted({*(model.generation_config.suppress_tokens or []), bkspc})

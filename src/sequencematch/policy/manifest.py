@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from sequencematch.data.hashes import Fingerprint, check_files, fingerprints, is_listing
 
 MANIFEST = "sequencematch.json"
+#: An entry of a saved policy's config.json, by which it differs from a plain model when the row is missing.
+ROW_FILE = "bkspc_row_file"
 #: Format 1 lists the sizes of files without hashes; it is still read.
 FORMAT = 2
 _REMEDY = "Save or copy the policy again."
@@ -59,6 +62,21 @@ def read_manifest(folder: Path) -> Manifest | None:
     return Manifest(
         values["hidden_size"], values["max_positions"], None if ends is None else frozenset(ends), values["files"]
     )
+
+
+def mark_config(folder: Path, row_file: str) -> None:
+    """Name the row's file in a full model's config.json. An adapter has none."""
+    config = folder / "config.json"
+    if config.is_file():
+        values = {**json.loads(config.read_text("utf-8")), ROW_FILE: row_file}
+        config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether a folder's config.json names the file of a row."""
+    with suppress(OSError, ValueError):  # there is none, or transformers says what is wrong with it
+        return ROW_FILE in json.loads((folder / "config.json").read_text("utf-8"))
+    return False
 
 
 def _is_count(value: Any) -> bool:

@@ -1,7 +1,6 @@
 """Policies on disk: model or adapter in Hugging Face's format, with the `<bkspc>` row and offset head beside them."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +15,12 @@ from torch.nn import Module
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
-from sequencematch.data.files import write_folder
+from sequencematch.data.files import settle, write_beside, write_folder
 from sequencematch.data.hashes import check_sums
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.ends import listed_ends
 from sequencematch.policy.finite import refuse_non_finite
-from sequencematch.policy.manifest import MANIFEST, read_manifest, write_manifest
+from sequencematch.policy.manifest import MANIFEST, ROW_FILE, is_marked, mark_config, read_manifest, write_manifest
 
 WEIGHTS = "sequencematch.safetensors"
 _INSIDE = Path(__file__).parents[1] / "models"
@@ -45,17 +44,12 @@ def save_beside(
     folder: Path,
     gathered: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """As `save`, into a folder whose other files stay. The manifest is written last: without it the folder is incomplete.
+    """As `save`, into a folder whose other files stay; all or nothing, too.
 
     `gathered` holds the weights of a sharded policy, from `gathered_weights`, by their names in its `state_dict`.
     """
     _refuse_non_finite(model, backspace, gathered)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
-        _write(Path(scratch), model, tokenizer, backspace, gathered)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == MANIFEST):
-            path.replace(folder / path.name)
+    write_beside(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, gathered))
 
 
 def fingerprints_of(folder: Path) -> Mapping[str, Any]:
@@ -105,6 +99,7 @@ def _write(
             logging.enable_progress_bar()
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    mark_config(folder, WEIGHTS)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     ends = listed_ends(_base(model).generation_config)
@@ -140,6 +135,7 @@ def load(
         name = str(folder)
     if gguf_file is not None:
         options = options | {"gguf_file": gguf_file}
+    settle(folder)
     if not folder.exists():
         folder = _downloaded(name, options.get("revision")) or folder
         name = str(folder) if folder.is_dir() else name
@@ -215,6 +211,11 @@ def _load_backspace(folder: Path, *, verify: bool = True) -> Backspace | None:
     if manifest is None:
         if path.is_file():
             raise ValueError(f"{folder} is incomplete: {MANIFEST} is missing. Save the policy again.")
+        if is_marked(folder):
+            raise ValueError(
+                f"{folder} is a saved policy without its `<bkspc>` row: {MANIFEST} and {WEIGHTS} are missing. Copy them, too, or "
+                f"remove `{ROW_FILE}` from config.json to load it as a model that can't delete."
+            )
         return None
     if verify:
         manifest.check(folder)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sequencematch.data.files import write_files
+from sequencematch.data.files import replace_folder, settle, write_files
 from sequencematch.data.hashes import check_files, fingerprints, is_listing
 
 logger = logging.getLogger(__name__)
@@ -30,15 +29,9 @@ def finish(folder: Path, known: Mapping[str, Any] = MappingProxyType({})) -> Non
     fingerprints of files in it that were computed already.
     """
     unfinished = partial(folder)
-    written = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
     files = dict(sorted({**known, **fingerprints(unfinished, without=known)}.items()))
     (unfinished / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n")
-    for path in [*written, unfinished / MANIFEST]:
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())
-    if folder.exists():
-        shutil.rmtree(folder)
-    unfinished.rename(folder)
+    replace_folder(unfinished, folder)
 
 
 def check(folder: Path) -> None:
@@ -118,6 +111,8 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
 def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | None) -> Path | None:
     """Prepare a run's folder and return the checkpoint to resume from: the named one, or for True the latest complete one."""
     found: Path | None = None
+    for aside in output_dir.glob(".checkpoint-*.previous"):  # its successor was killed before it had the name
+        settle(output_dir / aside.name.removeprefix(".").removesuffix(".previous"))
     if resume is True:
         found = latest(output_dir)
     elif resume:
