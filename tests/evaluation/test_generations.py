@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sequencematch.data.locks import locked
 from sequencematch.evaluation import describe_saved, evaluate, generations
 from sequencematch.evaluation.generations import digest_of_weights
 from sequencematch.evaluation.record import Record
@@ -184,3 +185,14 @@ def test_another_file_of_that_name_is_refused_and_left_alone(policy: Policy, con
     with pytest.raises(ValueError, match=re.escape(f"`folder` must hold no other generations.jsonl. Got {path}")):
         run(policy, tmp_path)
     assert path.read_text(encoding="latin-1") == content
+
+
+def test_a_folder_to_which_another_process_writes_is_refused(policy: Policy, tmp_path: Path) -> None:
+    """Two evaluations would make every row twice."""
+    with (
+        locked(tmp_path, "folder", ".generations.jsonl.lock"),
+        pytest.raises(ValueError, match=r"`folder` must not be in use\. Got .*, to which this process writes\."),
+    ):
+        run(policy, tmp_path)
+    run(policy, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generations.jsonl", "recoveries.jsonl"]

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.locks import locked
 from sequencematch.policy import storage
 from sequencematch.training import SequenceMatchTrainer, checkpoints
 from tests.training import tiny_run
@@ -287,3 +288,9 @@ def _numbers(trajectory: Trajectory) -> tuple[Any, ...]:
 
 def _digest(trajectories: Sequence[Trajectory]) -> str:
     return hashlib.sha256(repr([_numbers(trajectory) for trajectory in trajectories]).encode()).hexdigest()[:16]
+
+
+def hold(folder: Path) -> None:
+    """Hold a run's folder until killed."""
+    with locked(folder, "output_dir", checkpoints.LOCK):
+        signal.pause()

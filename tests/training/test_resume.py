@@ -458,3 +458,28 @@ def test_the_newest_and_the_best_checkpoint_are_kept_and_later_ones_go_first(
         fake_checkpoint(tmp_path, step)
     checkpoints.rotate(tmp_path / "checkpoint-5", limit, None if best is None else tmp_path / f"checkpoint-{best}")
     assert [int(path.name.removeprefix("checkpoint-")) for path in checkpoints.checkpoints(tmp_path)] == left
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_touches_nothing(interrupted: Path) -> None:
+    """Two runs would remove each other's partial checkpoints."""
+    run, lock = run_folder(interrupted), run_folder(interrupted) / checkpoints.LOCK
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path != lock}
+
+    before = times()
+    assert any(".partial" in path.name for path in before)
+    holder = multiprocessing.get_context("forkserver").Process(target=resumable_run.hold, args=(run,))
+    holder.start()
+    try:
+        while f"process {holder.pid} on " not in lock.read_text():  # the killed run left the file
+            assert holder.is_alive()
+        text = rf"`output_dir` must not be in use\. Got .*, to which process {holder.pid} on \S+ writes\."
+        with pytest.raises(ValueError, match=text):
+            resumed(interrupted)
+        assert times() == before
+    finally:
+        holder.kill()
+        holder.join()
+    resumed(interrupted, max_steps=30)  # the control: the lock ended with its process
+    assert not lock.exists()

@@ -11,6 +11,7 @@ import torch
 from tqdm.auto import tqdm
 
 from sequencematch.core.mdp import Trajectory
+from sequencematch.data.locks import locked
 from sequencematch.policy import Policy, Sampling
 from sequencematch.policy.generation import rollouts
 
@@ -28,8 +29,23 @@ def generations(
     """A trajectory from each prompt. With `path`, every row is appended to that file as it ends, and rows found there are reused.
 
     Every row has its own random numbers, so a resumed run gives the same rows as an uninterrupted one. `identity` describes the
-    settings; a file with another identity is refused.
+    settings; a file with another identity is refused, and so is a folder to which another process writes.
     """
+    if path is not None:
+        with locked(path.parent, "folder", f".{path.name}.lock"):
+            return _generations(policy, prompts, sampling, batch_size, path, identity, progress)
+    return _generations(policy, prompts, sampling, batch_size, path, identity, progress)
+
+
+def _generations(
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    sampling: Sampling,
+    batch_size: int,
+    path: Path | None,
+    identity: Mapping[str, Any] | None,
+    progress: bool,
+) -> list[Trajectory]:
     chosen = {} if path is None else _kept(path, {**(identity or {}), "prompts": digest(prompts)})
     missing = [row for row in range(len(prompts)) if row not in chosen]
     ended = rollouts(policy, [prompts[row] for row in missing], sampling, batch_size, rows=missing) if missing else ()

@@ -14,7 +14,7 @@ from sequencematch.data.hashes import check_files, fingerprints, is_listing
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, RUN = "checkpoint.json", "sequencematch_run.json"
+MANIFEST, RUN, LOCK = "checkpoint.json", "sequencematch_run.json", ".sequencematch_run.lock"
 
 
 def partial(folder: Path) -> Path:

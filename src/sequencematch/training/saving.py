@@ -1,7 +1,8 @@
 """What a run writes: its policy, and checkpoints from which it resumes exactly."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers.trainer_callback import ExportableState
 
+from sequencematch.data.locks import locked
 from sequencematch.policy import storage
 from sequencematch.policy.finite import named, non_finite
 from sequencematch.training import checkpoints
@@ -27,6 +29,7 @@ class Checkpointed(SeparateOffsetHead):
     """A trainer whose policy is saved in our format, and whose checkpoints are complete or absent."""
 
     on_policy: OnPolicy
+    identity: dict[str, Any]
 
     def _summed(self, moments: Tensor) -> Tensor:
         return self.accelerator.reduce(moments, "sum")
@@ -43,6 +46,18 @@ class Checkpointed(SeparateOffsetHead):
         if problem is not None:
             raise ValueError(problem)
         return result
+
+    @contextmanager
+    def _begun(self, resume: str | bool | None) -> Iterator[Path | None]:
+        """Hold the lock of the run's folder, in the first process, and give the checkpoint to resume from."""
+        folder = Path(str(self.args.output_dir))
+        with ExitStack() as stack:
+
+            def begin() -> Path | None:
+                stack.enter_context(locked(folder, "output_dir", checkpoints.LOCK))
+                return checkpoints.begin(folder, self.identity, resume)
+
+            yield self._on_first(begin)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the policy, its tokenizer and a model card; called in every process, written by one."""

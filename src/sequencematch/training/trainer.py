@@ -289,7 +289,10 @@ class SequenceMatchTrainer(Checkpointed):
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train; `resume_from_checkpoint=True` resumes exactly from the latest complete checkpoint."""
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        found = self._on_first(lambda: checkpoints.begin(Path(str(self.args.output_dir)), self.identity, resume))
+        with self._begun(resume) as found:
+            return self._train(found, **options)
+
+    def _train(self, found: Path | None, **options: Any) -> Any:
         self.signals, self.logged_at = Signals(), time.perf_counter()
         if found is not None:
             share = float(self.is_world_process_zero())
