@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
 
 from sequencematch.policy import Policy, storage
-from sequencematch.training import SequenceMatchTrainer
+from sequencematch.training import SequenceMatchTrainer, StoppedEarlyError
 from tests.training import tiny_run
 
 #: Of many lengths, some with equal prompts. Sixteen, so that epochs end with a step: where one ends before every process has
@@ -175,6 +176,34 @@ def refusal_to_roll_out() -> str:
     return ""
 
 
+class AskInOne(TrainerCallback):
+    """SIGTERM reaches the second process alone, in its second step."""
+
+    def __init__(self, trainer: SequenceMatchTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if args.process_index == 1 and state.global_step == 1:
+            self.trainer.stop.ask()
+
+
+def endings(folder: Path) -> list[list[str]]:
+    """What every process says of a run that is stopped in one of them, and of one that only the first knows can't be resumed."""
+    rows_of_words, said = rows(WORDS), []
+    for resume in (None, True):
+        made = policy(CASES["bc"])
+        args = tiny_run.config(folder / str(resume), max_steps=STEPS, objective="bc", per_device_train_batch_size=4)
+        trainer = SequenceMatchTrainer(model=made, args=args, train_dataset=rows_of_words)
+        trainer.add_callback(AskInOne(trainer))
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except (StoppedEarlyError, ValueError) as error:
+            said.append(str(error))
+    everywhere: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(everywhere, said)
+    return everywhere
+
+
 def run_all(how: str, folder: Path) -> dict[str, Any]:
     """All cases one after another, and what a sharded policy refuses."""
     sharded = how == "fsdp"
@@ -189,7 +218,8 @@ def run_all(how: str, folder: Path) -> dict[str, Any]:
         folder / "factor", "bc", (4, 1), sharded=sharded, trainer_class=WithoutFactor, max_steps=1
     )
     refusal = refusal_to_roll_out() if sharded else ""
-    return {"results": {name: asdict(result) for name, result in results.items()}, "refusal": refusal}
+    said = [] if sharded else endings(folder / "endings")
+    return {"results": {name: asdict(result) for name, result in results.items()}, "refusal": refusal, "said": said}
 
 
 def main(folder: Path) -> None:

@@ -43,6 +43,7 @@ class Launched:
     folder: Path
     results: dict[str, Result]
     refusal: str
+    said: list[list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
     assert done.returncode == 0, (folder / "log.txt").read_text()[-10_000:]
     found = torch.load(folder / "found.pt", weights_only=True)
     results = {how: {name: Result(**values) for name, values in found[how]["results"].items()} for how in HOW}
-    return {how: Launched(how, folder / how, results[how], found[how]["refusal"]) for how in HOW}
+    return {how: Launched(how, folder / how, results[how], found[how]["refusal"], found[how]["said"]) for how in HOW}
 
 
 @pytest.fixture(scope="module", params=HOW)
@@ -183,3 +184,12 @@ def test_a_policy_trained_in_two_processes_is_saved_whole(launched: Launched) ->
 @pytest.mark.parametrize("launched", ["fsdp"], indirect=True)
 def test_a_sharded_policy_has_to_be_gathered_to_be_rolled_out(launched: Launched) -> None:
     assert "got mixed torch.Tensor and DTensor" in launched.refusal
+
+
+@pytest.mark.parametrize("launched", ["ddp"], indirect=True)
+def test_all_processes_stop_after_the_same_step_and_raise_what_the_first_one_refuses(launched: Launched) -> None:
+    first, second = launched.said
+    assert first == second
+    stopped, refused = first
+    assert stopped.startswith("Stopped after step 2, because SIGTERM came. The last checkpoint is ")
+    assert refused.startswith("`resume_from_checkpoint` needs a complete checkpoint in ")

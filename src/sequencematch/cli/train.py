@@ -40,24 +40,32 @@ def train(
     Rows of a dataset have the columns text, prompt and completion, or messages. With noise_source: tokens they also
     have noise_tokens, a list of the tokens that noise may insert, or such a list for each token of the completion; and
     perhaps noise_ends, in which half of its bursts end.
+
+    SIGTERM, as a preempted job gets it, ends a run after the step, with a checkpoint and exit code 143; so does
+    stop_after_minutes, with 124. An interrupted run writes no OUTPUT_DIR/final.
     """
     if not recipe.is_file():
         raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is not a file.")
-    from sequencematch.training import NonFiniteError
+    from sequencematch.training import NonFiniteError, StoppedEarlyError
     from sequencematch.training import recipe as recipes
+    from sequencematch.training.stopping import EXIT_CODES
 
     read = recipes.read_recipe(recipe, flags or [])
     if dry_run:
         typer.echo(recipes.summary(read))
         return
     quiet()
+    again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
     try:
-        trainer = recipes.run(read, resume=resume)
+        trainer = recipes.run(read, resume=resume, stops_at_sigterm=True)
     except NonFiniteError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
+    except StoppedEarlyError as stop:
+        if read.config.process_index == 0:
+            typer.echo(f"{stop} To resume: {again}", err=True)
+        raise typer.Exit(EXIT_CODES[stop.reason]) from stop
     except KeyboardInterrupt as interrupt:
-        again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
         typer.echo(f"Interrupted. {recipes.describe_saved(read)} To resume: {again}", err=True)
         raise typer.Exit(130) from interrupt
     if trainer.is_world_process_zero():

@@ -2,6 +2,7 @@
 
 from sequencematch.training.callbacks import NonFiniteError
 from sequencematch.training.config import SequenceMatchConfig
+from sequencematch.training.stopping import StoppedEarlyError
 from sequencematch.training.trainer import SequenceMatchTrainer
 
-__all__ = ["NonFiniteError", "SequenceMatchConfig", "SequenceMatchTrainer"]
+__all__ = ["NonFiniteError", "SequenceMatchConfig", "SequenceMatchTrainer", "StoppedEarlyError"]

@@ -14,6 +14,9 @@ from sequencematch.data.hashes import check_files, fingerprints, is_listing
 
 logger = logging.getLogger(__name__)
 
+#: Parts of a run's identity that may be changed with `resume_anyway`; those of datasets are fingerprints of their rows.
+INSISTED_ON = ("dataset", "rollout_dataset", "global_batch_size")
+
 MANIFEST, RUN, LOCK = "checkpoint.json", "sequencematch_run.json", ".sequencematch_run.lock"
 
 
@@ -91,8 +94,11 @@ def discard_partial(output_dir: Path) -> None:
         shutil.rmtree(folder)
 
 
-def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder whose checkpoints belong to a run that `begin` started with another identity."""
+def refuse_another_run(output_dir: Path, identity: Mapping[str, Any], *, insist: bool = False) -> None:
+    """Refuse a folder whose checkpoints belong to a run that `begin` started with another identity.
+
+    With `insist`, other data and another batch size are only warned of. Run files of older versions name neither.
+    """
     path = output_dir / RUN
     if not path.is_file() or not checkpoints(output_dir):
         return
@@ -101,11 +107,14 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ValueError(f"{path} is damaged. Remove it if the checkpoints beside it belong to this run.") from error
     for name, value in ours.items():
-        if known.get(name, value) != value:
-            raise ValueError(
-                f"`output_dir` must not hold another run. Got {output_dir}, whose run had {name}={known[name]!r} and not "
-                f"{value!r}. Choose another folder."
-            )
+        if known.get(name, value) == value:
+            continue
+        difference = f"Got {output_dir}, whose run had {name}={known[name]!r} and not {value!r}."
+        if name in INSISTED_ON and insist:
+            logger.warning("%s This is not an exact resume.", difference)
+            continue
+        remedy = " To resume all the same set `resume_anyway`." if name in INSISTED_ON else ""
+        raise ValueError(f"`output_dir` must not hold another run. {difference} Choose another folder.{remedy}")
 
 
 def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | None) -> Path | None:

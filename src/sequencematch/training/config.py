@@ -170,6 +170,20 @@ class SequenceMatchConfig(TrainingArguments):
         metadata={"help": "How a model given by its name is loaded: the options of `Policy.from_pretrained`."},
     )
 
+    resume_anyway: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume with another dataset or global batch size than the run began with. It is then not an exact resume."
+        },
+    )
+    stop_after_minutes: float | None = field(
+        default=None,
+        metadata={
+            "help": "Save a checkpoint and stop after the first step that ends so many minutes after training began: set it "
+            "below the time limit of a job, with room for a step and a checkpoint."
+        },
+    )
+
     log_completions: bool = field(
         default=False, metadata={"help": "Print some of the new rollouts, with their deletions."}
     )
@@ -257,6 +271,8 @@ class SequenceMatchConfig(TrainingArguments):
             raise ValueError(
                 f"`temperature` must be positive: rollouts are samples of the policy. Got {self.temperature}. The paper uses 1."
             )
+        if self.stop_after_minutes is not None and not self.stop_after_minutes > 0:
+            raise ValueError(f"`stop_after_minutes` must be positive. Got {self.stop_after_minutes}.")
         if self.max_length < 2:
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
         if not math.isfinite(self.correction_rate):
@@ -321,9 +337,11 @@ class SequenceMatchConfig(TrainingArguments):
     def own_values(self) -> dict[str, Any]:
         """The fields that `TrainingArguments` doesn't have, and the seed: together they identify a run.
 
-        `model_init_kwargs` is left out: it may hold objects, and a run may be resumed with another attention kernel.
+        `model_init_kwargs` is left out: it may hold objects, and a run may be resumed with another attention kernel. So is how
+        a run is stopped and resumed.
         """
-        return {name: getattr(self, name) for name in OWN_FIELDS if name != "model_init_kwargs"} | {"seed": self.seed}
+        left_out = ("model_init_kwargs", "resume_anyway", "stop_after_minutes")
+        return {name: getattr(self, name) for name in OWN_FIELDS if name not in left_out} | {"seed": self.seed}
 
     def _divergence(self) -> Divergence:
         return chi2_mixture(self.mixture_weight) if self.divergence == "chi2_mixture" else DIVERGENCES[self.divergence]

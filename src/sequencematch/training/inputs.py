@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from sequencematch.data.examples import Example, Reader
+from sequencematch.data.examples import Example, Examples, ExampleStream, Reader
+from sequencematch.data.identity import fingerprint_of_rows
 from sequencematch.policy import Policy, storage
 from sequencematch.policy.adapters import with_adapter
 from sequencematch.policy.ends import eos_token, listed_ends
@@ -70,6 +71,15 @@ def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
         return storage.load_ends(str(model)) | ({eos} if eos is not None else set())
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     return listed_ends(base.generation_config) | {eos_token(base, tokenizer)}
+
+
+def data_identity(
+    args: SequenceMatchConfig, examples: Examples | ExampleStream, prompts: Examples | ExampleStream | None
+) -> dict[str, Any]:
+    """What a resumed run must have in common with the run that it resumes: its rows, and how many of them make a step."""
+    count = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    own = {} if prompts is None else {"rollout_dataset": fingerprint_of_rows(prompts)}
+    return {"global_batch_size": count, "dataset": fingerprint_of_rows(examples), **own}
 
 
 def name_of(model: Any) -> str:

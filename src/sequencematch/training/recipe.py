@@ -4,6 +4,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sequencematch.policy import storage
 from sequencematch.training import checkpoints
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
 from sequencematch.training.inputs import ends_of, prompt_reader, reader
+from sequencematch.training.stopping import stopped_by_sigterm
 from sequencematch.training.trainer import SequenceMatchTrainer
 
 #: Dtypes of the weights; auto: as saved.
@@ -176,10 +178,11 @@ def read_recipe(path: str | Path, flags: Sequence[str] = ()) -> Recipe:
     return Recipe(config=config, **own)
 
 
-def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
+def run(recipe: Recipe, *, resume: bool = False, stops_at_sigterm: bool = False) -> SequenceMatchTrainer:
     """Train, and save the policy in `output_dir/final`; `resume` continues from the latest complete checkpoint, if any.
 
-    Data is read and checked before the model is loaded.
+    Data is read and checked before the model is loaded. With `stops_at_sigterm`, SIGTERM ends the run by `StoppedEarlyError` after
+    the step, with a checkpoint.
     """
     config, found = recipe.config, checkpoints.checkpoints(recipe.output_dir)
     if found and not resume and not config.resume_from_checkpoint:
@@ -196,7 +199,8 @@ def run(recipe: Recipe, *, resume: bool = False) -> SequenceMatchTrainer:
         )
     except OSError as error:
         raise _no_model(recipe, error) from error
-    trainer.train(resume_from_checkpoint=True if found and resume else None)
+    with stopped_by_sigterm(trainer.stop) if stops_at_sigterm else nullcontext():
+        trainer.train(resume_from_checkpoint=True if found and resume else None)
     trainer.save_model(str(recipe.output_dir / FINAL))
     return trainer
 

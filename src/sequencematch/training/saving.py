@@ -34,6 +34,12 @@ class Checkpointed(SeparateOffsetHead):
     def _summed(self, moments: Tensor) -> Tensor:
         return self.accelerator.reduce(moments, "sum")
 
+    def _highest(self, number: int) -> int:
+        """The highest of a number over all processes."""
+        if self.accelerator.num_processes == 1:
+            return number
+        return int(self.accelerator.gather(torch.tensor([number], device=self.args.device)).max())
+
     def _on_first(self, work: Callable[[], T]) -> T:
         """What `work` returns in the first process, in every process; its `ValueError` is raised in all."""
         outcome: list[Any] = [None, None]

@@ -30,6 +30,7 @@ from sequencematch.training.config import SequenceMatchConfig
 from sequencematch.training.inputs import (
     as_policy,
     check_arguments,
+    data_identity,
     ends_of,
     name_of,
     only_completions,
@@ -45,6 +46,7 @@ from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.saving import REPLAY, SIGNALS, Checkpointed
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
+from sequencematch.training.stopping import StopEarly
 
 
 class SequenceMatchTrainer(Checkpointed):
@@ -97,6 +99,8 @@ class SequenceMatchTrainer(Checkpointed):
         prompts = (
             as_examples(rollout_dataset, prompt_reader(read), "rollout_dataset") if self.has_own_prompts else examples
         )
+        self.identity |= data_identity(args, examples, prompts if self.has_own_prompts else None)
+        checkpoints.refuse_another_run(Path(str(args.output_dir)), self.identity, insist=args.resume_anyway)
         if args.correction_rate and first.is_text:
             raise ValueError("`correction_rate` needs examples with prompts and answers. Got plain text; leave it out.")
         set_seed(args.seed)  # a new adapter and the offset head are drawn at random
@@ -145,7 +149,8 @@ class SequenceMatchTrainer(Checkpointed):
         )
         for default in (ProgressCallback, PrinterCallback):
             self.remove_callback(default)
-        for own in (self.progress, RolloutWarnings(remedy(policy)), StopAtNonFiniteGradients()):
+        self.stop = StopEarly(args.stop_after_minutes, self._highest)
+        for own in (self.progress, RolloutWarnings(remedy(policy)), StopAtNonFiniteGradients(), self.stop):
             self.add_callback(own)
 
     def get_train_dataloader(self) -> Any:
