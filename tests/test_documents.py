@@ -69,7 +69,7 @@ def test_the_readmes_training_snippet_works_with_an_adapter(
     assert losses[-1] < 0.9 * losses[0]
     assert capsys.readouterr().out.endswith("\n")
     trained = {name for name, p in names["trainer"].model.named_parameters() if p.requires_grad}
-    assert all("lora_" in name or name.startswith("backspace.") for name in trained)
+    assert all("lora_" in name or name.startswith("backspace.") or "trainable_tokens" in name for name in trained)
 
 
 def test_the_readmes_policy_runs_with_a_tiny_model_in_its_place(
