@@ -28,7 +28,10 @@ LAYERS = [
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 #: The packages that a layer may import beside the standard library; other layers may import any.
-PACKAGES = {"core": {"torch", "jaxtyping", "sequencematch"}, "data": {"torch", "yaml", "datasets", "sequencematch"}}
+PACKAGES = {
+    "core": {"torch", "jaxtyping", "sequencematch"},
+    "data": {"torch", "yaml", "datasets", "jinja2", "sequencematch"},
+}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

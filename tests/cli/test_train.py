@@ -207,7 +207,12 @@ def test_a_bad_row_is_one_line_and_no_model_is_loaded(file: Path, monkeypatch: p
     calls = loaded(monkeypatch)
     with (file.parent / "words.jsonl").open("a") as data:
         data.write('{"question": "2 + 2"}\n')
-    check_error(run("train", file), "Row 12 of the dataset must have the columns `text`", "Got 'question'.")
+    check_error(
+        run("train", file),
+        "Row 12 of the dataset (",
+        "words.jsonl, line 13) must have the columns `text`",
+        "Got 'question'.",
+    )
     assert calls == []
 
 

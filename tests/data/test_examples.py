@@ -233,3 +233,21 @@ def test_a_stream_that_splits_itself_among_workers_is_not_split_again() -> None:
         seen = list(loader)
         assert sorted(e.index for e in seen) == list(range(12))
         assert len({(e.prompt, e.completion) for e in seen}) == 12
+
+
+class FewPasses:
+    """Has rows in its first passes only, as an object whose `__iter__` returns one iterator."""
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        self.passes -= 1
+        return iter(rows() if self.passes >= 0 else [])
+
+
+def test_prompts_of_a_stream_whose_later_pass_is_empty_are_refused() -> None:
+    stream = as_examples(FewPasses(3), Reader(character_tokenizer(), frozenset({EOS}), 64), "train_dataset")
+    assert len(stream.prompts(0, 20, seed=0)) == 20  # two passes
+    with pytest.raises(ValueError, match=r"A stream must give rows .* each time it is read\. Pass 2 gave too few\."):
+        stream.prompts(20, 20, seed=0)

@@ -182,3 +182,18 @@ def test_kinds_looks_into_unions_lists_and_literals() -> None:
     assert kinds(str | list[str] | None) == [str, list, type(None)]
     assert kinds(Literal["a", "b", False]) == [str, bool]
     assert kinds(dict[str, Any]) == [dict]
+
+
+def test_aliases_are_refused_with_their_line(tmp_path: Path) -> None:
+    """Each line holds the one before nine times: ten lines are a billion numbers."""
+    lines = ["a0: &a0 [1, 1, 1]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(
+        ValueError, match=r"In line 2, column 10: an alias \(\*a0\) is not read here; write the value out"
+    ):
+        read_yaml(path)
+    with pytest.raises(ValueError, match=r"`--peft` must have a value that is YAML\. Got '\[&a 1, \*a\]'"):
+        dict(parse_flags(["--peft", "[&a 1, *a]"], {"peft": dict}))
+    path.write_text("a: &anchor 1\nb: 2")  # an anchor alone is harmless
+    assert read_yaml(path)[0] == {"a": 1, "b": 2}

@@ -1,7 +1,6 @@
 """Rows in the formats of TRL → examples: prompts and completions in tokens."""
 
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from sequencematch.data.columns import entries, rendered, token_ids, tokenize, turns
+from sequencematch.data.rows import FileRows
 from sequencematch.data.seeds import hash_seed
 
 #: Rows checked before training starts. Fewer of a stream: training then reads it again from its start.
@@ -70,7 +71,8 @@ class Reader:
             )
         if found != "input_ids" and self.tokenizer is None:
             raise ValueError(f"`{found}` needs a tokenizer: pass `processing_class`, or a row of `input_ids`.")
-        example = formats[found](row, self.tokenizer, self.ends)
+        limit = {"limit": self._limit()} if found == "text" else {}
+        example = formats[found](row, self.tokenizer, self.ends, **limit)
         if self.prompts_only and not example.is_text:
             example = replace(example, completion=())
         if example.completion and example.completion[-1] in self.ends:
@@ -108,6 +110,10 @@ class Reader:
         ends = _noise_tokens("noise_ends", () if row.get("noise_ends") is None else row["noise_ends"], self.tokenizer)
         return replace(example, noise_tokens=noise, noise_tokens_by_step=by_step, noise_ends=ends)
 
+    def _limit(self) -> int | None:
+        """The most tokens that are needed of plain text: one beyond the context shows that it is cut. Noise may need all."""
+        return None if self.truncation is False or self.needs_noise else self.max_length + 1
+
     def may_cut(self, example: Example) -> bool:
         """Whether an example that is too long is cut rather than refused. By default only plain text is cut."""
         return example.is_text if self.truncation is None else self.truncation
@@ -131,7 +137,7 @@ class Examples(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         """One row as an example. An error names the row by its number."""
-        return _numbered(self.rows[index], self.read, index, int(self._epoch))
+        return _numbered(self.rows[index], self.read, index, int(self._epoch), self.rows)
 
     def prompts(self, start: int, count: int, seed: int) -> list[Example]:
         """The examples from which rollouts `start` to `start + count` begin, each drawn at random from all rows."""
@@ -164,16 +170,33 @@ class ExampleStream(IterableDataset[Example]):
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         splits_itself = isinstance(self.rows, IterableDataset)
         for place, row in enumerate(self.rows if splits_itself else itertools.islice(self.rows, number, None, workers)):
-            yield _numbered(row, self.read, place * workers + number, int(self._epoch))
+            yield _numbered(row, self.read, place * workers + number, int(self._epoch), self.rows)
 
     def prompts(self, start: int, count: int, seed: int) -> list[Example]:  # noqa: ARG002
         """The examples from which rollouts `start` to `start + count` begin: the rows in order, over and over."""
         if self._prompts is None or self._prompts[0] != start:
-            endless = (_numbered(row, self.read, i, 0) for _ in itertools.count() for i, row in enumerate(self.rows))
-            self._prompts = (start, itertools.islice(endless, start, None))
+            self._prompts = (start, itertools.islice(self._endless(), start, None))
         found = list(itertools.islice(self._prompts[1], count))
         self._prompts = (start + count, self._prompts[1])
         return found
+
+    def _endless(self) -> Iterator[Example]:
+        """The rows in order, over and over."""
+        for times in itertools.count():
+            is_empty = True
+            for index, row in enumerate(self.rows):
+                is_empty = False
+                yield _numbered(row, self.read, index, 0, self.rows)
+            if is_empty:
+                raise ValueError(empty_pass(times))
+
+
+def empty_pass(number: int) -> str:
+    """What is wrong with a stream whose pass of that number, from 0, has no rows, or too few for a step."""
+    return (
+        f"A stream must give rows for at least one step each time it is read. Pass {number} gave too few. Let its `__iter__` start "
+        f"anew each time, and give as many rows as the global batch size."
+    )
 
 
 def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
@@ -190,7 +213,7 @@ def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
     first = (rows[i] for i in range(min(len(rows), CHECKED_ROWS))) if has_access else rows
     kinds = set()
     for index, row in enumerate(itertools.islice(first, CHECKED_ROWS if has_access else CHECKED_OF_A_STREAM)):
-        kinds.add(_numbered(row, read, index, 0).is_text)
+        kinds.add(_numbered(row, read, index, 0, rows).is_text)
         if len(kinds) > 1:
             raise ValueError(
                 f"`{name}` must have prompts in all rows or in none. Row {index} differs from those before."
@@ -200,18 +223,21 @@ def as_examples(rows: Any, read: Reader, name: str) -> Examples | ExampleStream:
     return Examples(rows, read) if has_access else ExampleStream(rows, read)
 
 
-def _from_text(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
-    tokens = _tokenize(row["text"], tokenizer, "text")
+def _from_text(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    ends: AbstractSet[int],  # noqa: ARG001
+    limit: int | None = None,
+) -> Example:
+    tokens = tokenize(row["text"], tokenizer, "text", limit)
     return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
 
 
 def _from_asked(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:
     """A conversation up to where the model's turn begins; a last turn of the assistant is its answer, and is left out."""
-    messages = list(row["messages"])
-    if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant":
+    messages = turns(row["messages"], "messages", least=1)
+    if messages[-1]["role"] == "assistant":
         return _from_messages(row, tokenizer, ends)
-    if not messages or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages):
-        raise ValueError("must have `messages`: dicts with `role` and `content`, at least one.")
     prompt = tokenizer(chat_prompt(messages, tokenizer), add_special_tokens=False)["input_ids"]
     return Example(tuple(prompt), (), is_text=False)
 
@@ -219,34 +245,34 @@ def _from_asked(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) 
 def _from_prompt(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
     prompt = row["prompt"]
     if not isinstance(prompt, str):
-        tokens = tokenizer(chat_prompt(prompt, tokenizer), add_special_tokens=False)["input_ids"]
+        turned = chat_prompt(turns(prompt, "prompt", least=1), tokenizer)
+        tokens = tokenizer(turned, add_special_tokens=False)["input_ids"]
         return Example(tuple(tokens), (), is_text=False)
     return Example(tuple(_prompt_tokens(prompt, tokenizer)), (), is_text=False)
 
 
 def _prompt_tokens(prompt: str, tokenizer: Any) -> list[int]:
     """A prompt's tokens, without the `<eos>` that some tokenizers add."""
-    tokens = _tokenize(prompt, tokenizer, "prompt")
+    tokens = tokenize(prompt, tokenizer, "prompt")
     return tokens[:-1] if tokens[-1] == tokenizer.eos_token_id else tokens
 
 
 def _from_pair(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:
     prompt, completion = row["prompt"], row["completion"]
     if not isinstance(prompt, str):
-        return _from_messages({"messages": [*prompt, *completion]}, tokenizer, ends, last=len(completion))
+        asked, answer = turns(prompt, "prompt", least=1), turns(completion, "completion", least=1)
+        return _from_messages({"messages": [*asked, *answer]}, tokenizer, ends, last=len(answer))
     before = _prompt_tokens(prompt, tokenizer)
     if not isinstance(completion, str):
         raise ValueError(f"must have a `completion` of the kind of its `prompt`. Got {type(completion).__name__}.")
-    whole = _tokenize(prompt + completion, tokenizer, "prompt")
+    whole = tokenize(prompt + completion, tokenizer, "completion")
     return Example(tuple(before), tuple(_completion(before, whole, completion, tokenizer)), is_text=False)
 
 
 def _from_messages(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int], last: int = 1) -> Example:
-    messages = list(row["messages"])
-    if len(messages) <= last or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages):
-        raise ValueError("must have `messages`: dicts with `role` and `content`, at least one turn before the answer.")
+    messages = turns(row["messages"], "messages", least=last + 1)
     before = chat_prompt(messages[:-last], tokenizer)
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    text = rendered(messages, tokenizer, prompt=False)
     if not text.startswith(before):
         raise ValueError(
             "`messages` need a chat template that renders the prompt as a prefix of the conversation. This one doesn't."
@@ -260,25 +286,28 @@ def _from_messages(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
     """The text of a conversation by the tokenizer's chat template, up to where the model's turn begins."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("`messages` need a tokenizer with a chat template. Got none; set `tokenizer.chat_template`.")
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    return rendered(messages, tokenizer, prompt=True)
 
 
 def _from_tokens(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int]) -> Example:  # noqa: ARG001
-    seen = row.get("attention_mask")
-    kept = [i for i in range(len(row["input_ids"])) if seen is None or seen[i]]
-    tokens = [operator.index(row["input_ids"][i]) for i in kept]
+    ids = token_ids(row["input_ids"], "input_ids")
+    columns = {name: row[name] for name in ("attention_mask", "completion_mask", "labels") if row.get(name) is not None}
+    given = {name: entries(value, name) for name, value in columns.items()}
+    seen = given.get("attention_mask", [1] * len(ids))
+    if len(seen) != len(ids):
+        raise ValueError(f"must have an `attention_mask` as long as `input_ids`. Got {len(seen)} and {len(ids)}.")
+    kept = [i for i in range(len(ids)) if seen[i]]
+    tokens = [ids[i] for i in kept]
     if not tokens:
         raise ValueError("must have at least one token in `input_ids`. Got none.")
     mask: list[bool] | None = None
-    if row.get("completion_mask") is not None:
-        mask = [bool(m) for m in row["completion_mask"]]
-    elif row.get("labels") is not None and any(label == -100 for label in row["labels"]):
-        mask = [bool(label != -100) for label in row["labels"]]
+    if "completion_mask" in given:
+        mask = [bool(m) for m in given["completion_mask"]]
+    elif any(label == -100 for label in given.get("labels", ())):
+        mask = [bool(label != -100) for label in given["labels"]]
     if mask is None:
         return Example(tuple(tokens[:1]), tuple(tokens[1:]), is_text=True)
-    mask = [mask[i] for i in kept] if len(mask) == len(row["input_ids"]) else []
+    mask = [mask[i] for i in kept] if len(mask) == len(ids) else []
     start = mask.index(True) if True in mask else len(mask)
     if not 0 < start < len(mask) or not all(mask[start:]):
         raise ValueError(
@@ -289,7 +318,7 @@ def _from_tokens(row: Mapping[str, Any], tokenizer: Any, ends: AbstractSet[int])
 
 
 #: The column that identifies a format → how to read its rows.
-_FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any, AbstractSet[int]], Example]] = {
+_FORMATS: Mapping[str, Callable[..., Example]] = {
     "input_ids": _from_tokens,
     "messages": _from_messages,
     "prompt": _from_pair,
@@ -298,17 +327,6 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any], Any, AbstractSet[int]], Exam
 
 #: The formats of rows that may lack a completion.
 _PROMPT_FORMATS = {"prompt": _from_prompt, "messages": _from_asked}
-
-
-def _tokenize(text: Any, tokenizer: Any, column: str) -> list[int]:
-    if not isinstance(text, str):
-        raise ValueError(f"must have text in `{column}`. Got {type(text).__name__}.")
-    tokens = list(tokenizer(text)["input_ids"])
-    if not tokens and tokenizer.bos_token_id is not None:
-        tokens = [tokenizer.bos_token_id]
-    if not tokens:
-        raise ValueError(f"must have at least one token in `{column}`, or a tokenizer with <bos>. Got {text!r}.")
-    return tokens
 
 
 def _completion(prompt: list[int], whole: list[int], completion: str, tokenizer: Any) -> list[int]:
@@ -320,20 +338,21 @@ def _completion(prompt: list[int], whole: list[int], completion: str, tokenizer:
 
 def _noise_tokens(column: str, tokens: Any, tokenizer: Any) -> tuple[int, ...]:
     ids = []
-    for token in tokens:
+    for token in entries(tokens, column):
         if isinstance(token, str):
             known = tokenizer.convert_tokens_to_ids(token) if tokenizer else None
             if known is None or (known == tokenizer.unk_token_id and token != tokenizer.unk_token):
                 raise ValueError(f"must have `{column}` that are ids or tokens of the vocabulary. Got {token!r}.")
             ids.append(known)
         else:
-            ids.append(operator.index(token))
+            ids += token_ids([token], column)
     return tuple(ids)
 
 
 def _noise_by_step(lists: Any, example: Example, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """The lists of `noise_tokens`, one for each token of the completion; none if the column is one list for the row."""
-    is_list = [isinstance(entry, list | tuple) or getattr(entry, "ndim", 0) > 0 for entry in lists]
+    steps = entries(lists, "noise_tokens")
+    is_list = [isinstance(entry, list | tuple) or getattr(entry, "ndim", 0) > 0 for entry in steps]
     if not any(is_list):
         return ()
     length = len(example.completion)
@@ -343,11 +362,13 @@ def _noise_by_step(lists: Any, example: Example, tokenizer: Any) -> tuple[tuple[
             f"must have `noise_tokens` that are one list for the row, or a list for each of the completion's {length} tokens. "
             f"Got {got}."
         )
-    return tuple(_noise_tokens("noise_tokens", entry, tokenizer) for entry in lists)
+    return tuple(_noise_tokens("noise_tokens", entry, tokenizer) for entry in steps)
 
 
-def _numbered(row: Any, read: Reader, index: int, epoch: int) -> Example:
+def _numbered(row: Any, read: Reader, index: int, epoch: int, rows: Any) -> Example:
+    """The example of a row; an error names its number and, for a file's rows, file and line."""
     try:
         return replace(read(row), index=index, epoch=epoch)
     except ValueError as error:
-        raise ValueError(f"Row {index} of the dataset {error}") from error
+        place = f" ({rows.place(index)})" if isinstance(rows, FileRows) else ""
+        raise ValueError(f"Row {index} of the dataset{place} {error}") from error

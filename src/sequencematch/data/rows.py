@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,19 @@ ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 _NOT_TEXT = {".arrow", ".csv", ".json", ".parquet", ".tsv"}
 
 
+class FileRows(list[Any]):
+    """The rows of a file, which know the file and, of JSON lines, their lines."""
+
+    def __init__(self, rows: Iterable[Any], path: Path, lines: Sequence[int] = ()) -> None:
+        """`lines` are the numbers of the rows' lines, from 1."""
+        super().__init__(rows)
+        self.path, self.lines = path, lines
+
+    def place(self, index: int) -> str:
+        """Where a row is, for an error."""
+        return f"{self.path}, line {self.lines[index]}" if self.lines else str(self.path)
+
+
 def read_rows(name: str, source: str, config: str | None = None, split: str = "train") -> Any:
     """The rows of a file, or of a dataset on the hub; `name` is the setting that holds `source`.
 
@@ -23,8 +36,11 @@ def read_rows(name: str, source: str, config: str | None = None, split: str = "t
     so that JSON lines, JSON, CSV and text need no further package.
     """
     path, kind = Path(source), ending(source)
+    if kind == ".jsonl":
+        numbered = read_json_lines(name, path)
+        return FileRows((row for _, row in numbered), path, [line for line, _ in numbered])
     if kind in _PARSERS:
-        return _parse(name, path, *_PARSERS[kind])
+        return FileRows(_parse(name, path, *_PARSERS[kind]), path)
     expected = (
         f"`{name}` must be a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file, or a dataset on the hub. Got {source!r}"
     )
@@ -119,10 +135,15 @@ def _numbered(text: str) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+                raise ValueError(f"line {number}: {error}") from error
 
 
 def _json(text: str) -> list[Any]:
-    rows = json.loads(text)
+    try:
+        rows = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(rows, list):
         raise ValueError(f"it holds one {type(rows).__name__}")
     return rows

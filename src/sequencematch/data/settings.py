@@ -30,7 +30,19 @@ _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 class _Loader(yaml.SafeLoader):
-    """Words as YAML 1.2 reads them: `1e-4` is a number, `no` (as in `save_strategy: no`) and `2024-05-01` are text."""
+    """Words as YAML 1.2 reads them: `1e-4` is a number, `no` (as in `save_strategy: no`) and `2024-05-01` are text.
+
+    Aliases are refused: ten lines of them stand for gigabytes.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node, unless it is an alias."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(
+                None, None, f"an alias (*{event.anchor}) is not read here; write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
 
 
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "timestamp"))

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
-from sequencematch.data.examples import Example, ExampleStream, as_examples
+from sequencematch.data.examples import Example, ExampleStream, as_examples, empty_pass
 from sequencematch.policy import Policy
 from sequencematch.policy.finite import named, non_finite
 from sequencematch.policy.fusing import Fusion, fusions
@@ -166,6 +166,7 @@ class SequenceMatchTrainer(Checkpointed):
         drawn = [next(epoch_iterator, None) for _ in range(num_batches)]
         if None in drawn and isinstance(self.train_dataset, ExampleStream):
             drawn = []  # transformers skips the incomplete last step of a stream, but would keep its gradients
+            self.control.should_epoch_stop = True  # and would ask for `max_steps` more
         data = [self._data(batch) for batch in drawn if batch is not None]
         counts = torch.tensor([sum(map(len, data)), sum(len(t) for batch in data for t in batch)], device=device)
         everywhere = self.accelerator.gather(counts[None]).tolist()
@@ -335,7 +336,10 @@ class SequenceMatchTrainer(Checkpointed):
             self.control.should_training_stop = True
             return
         self.train_dataset.begin_epoch(epoch)
+        before = self.state.global_step
         super()._run_epoch(*arguments, epoch=epoch, **options)
+        if self.control.should_training_stop and self.state.global_step == before:  # transformers has read no batch
+            raise ValueError(empty_pass(epoch))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the signals of the steps since the last time; docs/logging.md explains each."""
