@@ -72,6 +72,7 @@ SLOW = (
     "tests/tasks/test_generator.py",
     "tests/tasks/test_sudoku.py",
     "tests/test_documents.py::test_the_readmes",
+    "tests/training/test_defaults.py",
     "tests/training/test_distributed.py",
     "tests/training/test_losses.py",
     "tests/training/test_overfitting.py",

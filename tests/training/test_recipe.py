@@ -30,6 +30,7 @@ SMALL: dict[str, Any] = {
     "max_completion_length": 6,
     "max_length": 24,
     "learning_rate": 3e-3,
+    "noise_source": "uniform",
     "use_cpu": True,
     "disable_tqdm": True,
 }

@@ -16,7 +16,7 @@ def train(
         bool, typer.Option("--resume", help="Resume from the latest checkpoint in output_dir, if any.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check recipe and data, print all settings, and load no model.")
+        bool, typer.Option("--dry-run", help="Check all that can be checked without the model, and print all settings.")
     ] = False,
 ) -> None:
     """Fine-tune a model as a recipe says.
@@ -52,7 +52,7 @@ def train(
 
     read = recipes.read_recipe(recipe, flags or [])
     if dry_run:
-        typer.echo(recipes.summary(read))
+        typer.echo(recipes.summary(read, resume=resume))
         return
     quiet()
     again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])

@@ -97,8 +97,10 @@ class Reader:
             )
         if not self.needs_noise:
             return example
-        if "noise_tokens" not in row:
+        if row.get("noise_tokens") is None:
             raise ValueError("must have a column `noise_tokens` for `noise_source='tokens'`. Got none.")
+        if isinstance(row["noise_tokens"], str):
+            raise ValueError("must have a list in `noise_tokens`. Got text; CSV has no lists, JSON lines have.")
         by_step = _noise_by_step(row["noise_tokens"], example, self.tokenizer)
         noise = (
             tuple(dict.fromkeys(itertools.chain(*by_step)))

@@ -34,10 +34,10 @@ SHOWN: Mapping[str, str] = {
 class ProgressLines(TrainerCallback):
     """A progress bar on a terminal, and a short line for every log."""
 
-    def __init__(self, *, bar: bool = True) -> None:
-        """`bar=False` leaves the lines only."""
+    def __init__(self, *, bar: bool = True, chosen: Mapping[str, int | str] | None = None) -> None:
+        """`bar=False` leaves the lines only. `chosen` are settings that the run chose itself; the first line shows them."""
         self.console = Console(stderr=True, highlight=False)
-        self.shows_bar = bar
+        self.shows_bar, self.chosen = bar, dict(chosen or {})
         self.bar = tqdm(disable=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -45,6 +45,9 @@ class ProgressLines(TrainerCallback):
         is_hidden = (
             None if self.shows_bar and state.is_world_process_zero else True
         )  # None: unless stderr is a terminal
+        if state.is_world_process_zero and self.chosen:
+            values = ", ".join(f"{name} {value}" for name, value in self.chosen.items())
+            self.console.print(f"chosen for this run: {values}", soft_wrap=True)
         self.bar = tqdm(
             desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=is_hidden
         )

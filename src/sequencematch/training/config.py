@@ -13,8 +13,10 @@ from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
 
-#: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes.
-NOISE_SOURCES = ("uniform", "tokens", "model")
+#: A setting that the run chooses itself: see `training/defaults.py`.
+AUTO = "auto"
+#: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes; or one of the first two.
+NOISE_SOURCES = (AUTO, "uniform", "tokens", "model")
 
 
 #: Fields of `TrainingArguments` → the values that a policy supports.
@@ -65,10 +67,11 @@ class SequenceMatchConfig(TrainingArguments):
         },
     )
     noise_source: str = field(
-        default="uniform",
+        default=AUTO,
         metadata={
             "help": "Wrong tokens: uniform (any token), tokens (the noise_tokens column; half of all bursts end in a token of "
-            "the noise_ends column, if there is one, which is not in the paper) or model (its own mistakes) (§6.1)."
+            "the noise_ends column, if there is one, which is not in the paper), model (its own mistakes), or auto: tokens if "
+            "rows have noise_tokens, else uniform (§6.1)."
         },
     )
     noise_burst: int = field(
@@ -79,17 +82,22 @@ class SequenceMatchConfig(TrainingArguments):
         default=True, metadata={"help": "Never draw the right token as noise. Paper: it may be drawn (§4.2)."}
     )
 
-    bc_steps: int = field(
-        default=1000,
+    bc_steps: int | None = field(
+        default=None,
         metadata={
-            "help": "Steps of behavioural cloning alone, without Eq. 4. Paper: 1,000 for text, 10,000 for arithmetic (App. E)."
+            "help": "Steps of behavioural cloning alone, without Eq. 4. Paper: 1,000 for text, 10,000 for arithmetic (App. E). "
+            "Default: a fifth of the run, at most 1,000."
         },
     )
     bc_weight_final: float = field(
         default=0.2, metadata={"help": "Final weight of behavioural cloning; it starts at 1. Paper: 0.2 (App. E)."}
     )
-    bc_anneal_steps: int = field(
-        default=2000, metadata={"help": "Steps over which bc_weight falls to bc_weight_final. Paper: 2,000 (App. E)."}
+    bc_anneal_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Steps over which bc_weight falls to bc_weight_final. Paper: 2,000 (App. E). Default: two fifths of the run, "
+            "at most 2,000."
+        },
     )
 
     offset_lr_multiplier: float = field(
@@ -132,10 +140,11 @@ class SequenceMatchConfig(TrainingArguments):
         default=False, metadata={"help": "Rollouts can't delete into their prompt. Paper: they can (§3.1)."}
     )
 
-    max_length: int = field(
-        default=1024,
+    max_length: int | None = field(
+        default=None,
         metadata={
-            "help": "Context length T in tokens pushed; longer trajectories are cut (§4.2). Paper: 1,024 (§6.2)."
+            "help": "Context length T in tokens pushed; longer trajectories are cut (§4.2). Paper: 1,024 (§6.2). Default: the "
+            "model's context, at most 1,024."
         },
     )
     truncation: bool | None = field(
@@ -259,7 +268,7 @@ class SequenceMatchConfig(TrainingArguments):
             "unlikelihood_weight",
             "num_completions_to_print",
         ):
-            if not getattr(self, name) >= 0:
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must not be negative. Got {getattr(self, name)}.")
         if not self.replay_reuse > 0:
             raise ValueError(
@@ -273,7 +282,7 @@ class SequenceMatchConfig(TrainingArguments):
             )
         if self.stop_after_minutes is not None and not self.stop_after_minutes > 0:
             raise ValueError(f"`stop_after_minutes` must be positive. Got {self.stop_after_minutes}.")
-        if self.max_length < 2:
+        if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"`max_length` must leave room for a prompt and <eos>: at least 2. Got {self.max_length}.")
         if not math.isfinite(self.correction_rate):
             raise ValueError(f"`correction_rate` must be finite. Got {self.correction_rate}.")
@@ -287,6 +296,10 @@ class SequenceMatchConfig(TrainingArguments):
                 f"`replay_size` must be at least `generation_batch_size`, or rollouts are dropped unused. Got {self.replay_size} "
                 f"and {self.generation_batch_size}."
             )
+        if self.max_steps < 1 and self.max_steps != -1:
+            raise ValueError(f"`max_steps` must be at least 1, or -1 for whole epochs. Got {self.max_steps}.")
+        if self.max_steps == -1 and not self.num_train_epochs > 0:
+            raise ValueError(f"`num_train_epochs` must be positive. Got {self.num_train_epochs}.")
         for name, allowed in _SUPPORTED.items():
             if getattr(self, name, None) not in (*allowed, None):
                 raise ValueError(
@@ -321,10 +334,18 @@ class SequenceMatchConfig(TrainingArguments):
 
     def bc_weight(self, step: int) -> float:
         """β_BC at an optimisation step: 1 for `bc_steps`, then linear to `bc_weight_final` over `bc_anneal_steps`   (App. E)."""
+        assert self.bc_steps is not None
+        assert self.bc_anneal_steps is not None
         if step < self.bc_steps:
             return 1.0
         progress = min(1.0, (step - self.bc_steps) / self.bc_anneal_steps) if self.bc_anneal_steps else 1.0
         return 1.0 - (1.0 - self.bc_weight_final) * progress
+
+    @property
+    def context(self) -> int:
+        """`max_length`, which the trainer chooses if it is left open."""
+        assert self.max_length is not None
+        return self.max_length
 
     def check_rollout_dataset(self) -> None:
         """Refuse prompts of rollouts where no rollouts are made."""
@@ -360,6 +381,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "gamma": 0.998,
                 "noise_rate": 0.001,
                 "bc_steps": 1000,
+                "bc_anneal_steps": 2000,
                 "max_steps": 5000,
                 "max_length": 1024,
                 "max_prompt_length": 256,
@@ -377,6 +399,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "noise_rate": 0.1,  # several levels are compared
                 "noise_source": "tokens",
                 "bc_steps": 10000,
+                "bc_anneal_steps": 2000,
                 "max_steps": 15000,  # not given; past the anneal of 2,000
                 "max_length": 128,  # not given
                 "max_completion_length": 32,  # not given

@@ -104,7 +104,7 @@ class OnPolicy:
     def corrections(self, count: int, step: int) -> tuple[list[Trajectory], dict[str, Signal]]:
         """Draw `count` rollouts, and return the right action at the end of each wrong one as data, with signals to log."""
         drawn, signals = self.draw(count, step)
-        found = (correction(experience, self.args.max_length) for experience in drawn)
+        found = (correction(experience, self.args.context) for experience in drawn)
         return [part for part in found if part is not None], signals
 
     def _make(self, first: int, count: int, step: int) -> tuple[list[Experience], Counter[str]]:
@@ -114,7 +114,7 @@ class OnPolicy:
         """
         args = self.args
         examples = self.examples.prompts(first, count, args.seed)
-        longest = min(args.max_prompt_length, args.max_length - 1)
+        longest = min(args.max_prompt_length, args.context - 1)
         prompts = [prompt_of(e, first + i, args.seed, longest) for i, e in enumerate(examples)]
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         begin, end = (count * part // processes for part in (rank, rank + 1))
@@ -128,7 +128,7 @@ class OnPolicy:
                 right_tokens += Counter(written=written["right"], deleted=deleted["right"])
         made = [
             Experience(
-                as_stored(e.trajectory, args.max_length, self.scores_prompt),
+                as_stored(e.trajectory, args.context, self.scores_prompt),
                 e.version,
                 is_right(e.trajectory, example) if self.has_answers else None,
                 right_action(e.trajectory, example) if self.has_answers else None,

@@ -1,5 +1,6 @@
 """A run as a file: model, data and settings, from YAML and flags; checked before a model is loaded."""
 
+import copy
 import json
 import types
 import typing
@@ -12,14 +13,14 @@ from typing import Any
 import yaml
 
 from sequencematch.data import settings
-from sequencematch.data.examples import CHECKED_ROWS, as_examples
+from sequencematch.data.examples import CHECKED_ROWS
+from sequencematch.data.folders import check_folder
 from sequencematch.data.rows import ENDINGS, ending, read_rows
 from sequencematch.data.spelling import check_choice
 from sequencematch.extras import require
-from sequencematch.policy import storage
 from sequencematch.training import checkpoints
 from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
-from sequencematch.training.inputs import ends_of, prompt_reader, reader
+from sequencematch.training.inputs import prepare
 from sequencematch.training.stopping import stopped_by_sigterm
 from sequencematch.training.trainer import SequenceMatchTrainer
 
@@ -184,48 +185,52 @@ def run(recipe: Recipe, *, resume: bool = False, stops_at_sigterm: bool = False)
     Data is read and checked before the model is loaded. With `stops_at_sigterm`, SIGTERM ends the run by `StoppedEarlyError` after
     the step, with a checkpoint.
     """
-    config, found = recipe.config, checkpoints.checkpoints(recipe.output_dir)
-    if found and not resume and not config.resume_from_checkpoint:
-        raise ValueError(
-            f"`output_dir` must not hold another run. Got {recipe.output_dir}, which has {found[0].name}. Resume it with "
-            f"`--resume`, or choose another folder."
-        )
+    has_checkpoints = _check_output(recipe, resume=resume)
     rows, held_out = recipe.rows()
     prompts = recipe.rollout_rows()
-    config.model_init_kwargs = recipe.load_options()
-    try:
-        trainer = SequenceMatchTrainer(
-            recipe.model, config, rows, held_out, peft_config=recipe.peft_config(), rollout_dataset=prompts
-        )
-    except OSError as error:
-        raise _no_model(recipe, error) from error
+    recipe.config.model_init_kwargs = recipe.load_options()
+    trainer = SequenceMatchTrainer(
+        recipe.model, recipe.config, rows, held_out, peft_config=recipe.peft_config(), rollout_dataset=prompts
+    )
     with stopped_by_sigterm(trainer.stop) if stops_at_sigterm else nullcontext():
-        trainer.train(resume_from_checkpoint=True if found and resume else None)
+        trainer.train(resume_from_checkpoint=True if has_checkpoints and resume else None)
     trainer.save_model(str(recipe.output_dir / FINAL))
     return trainer
 
 
-def summary(recipe: Recipe) -> str:
-    """The recipe in full, as YAML, and the size of its data, its first 10,000 rows checked; no model is loaded."""
+def summary(recipe: Recipe, *, resume: bool = False) -> str:
+    """The recipe in full, as YAML, and the size of its data, its first 10,000 rows checked; no model is loaded.
+
+    What `run` would refuse before it loads the model is refused here, too. Settings that were left open are those that the
+    run would choose.
+    """
+    _check_output(recipe, resume=resume)
+    loaded = copy.copy(recipe.config)
+    loaded.model_init_kwargs = recipe.load_options()
+    inputs = prepare(recipe.model, loaded, *recipe.rows(), rollout_rows=recipe.rollout_rows())
+    read = {"dataset": inputs.examples, "eval_dataset": inputs.held_out}
+    if recipe.rollout_dataset is not None:
+        read["rollout_dataset"] = inputs.prompts
+    sizes = [f"# {name}: {_size(examples)}" for name, examples in read.items() if examples is not None]
     config = recipe.config
-    rows = {
-        name: found for name, found in zip(("dataset", "eval_dataset"), recipe.rows(), strict=True) if found is not None
-    }
-    try:
-        tokenizer = storage.load_tokenizer(recipe.model, {"trust_remote_code": recipe.trust_remote_code})
-    except OSError as error:
-        raise _no_model(recipe, error) from error
-    read = reader(config, tokenizer, ends_of(recipe.model, tokenizer))
-    sizes = [f"# {name}: {_size(as_examples(found, read, name))}" for name, found in rows.items()]
-    if (prompts := recipe.rollout_rows()) is not None:
-        name = "rollout_dataset"
-        sizes.append(f"# {name}: {_size(as_examples(prompts, prompt_reader(read), name))}")
     plain = SequenceMatchConfig(output_dir=config.output_dir, use_cpu=config.use_cpu)
     changed = [f.name for f in fields(config) if f.init and getattr(config, f.name) != getattr(plain, f.name)]
     values = {name: getattr(recipe, name) for name in _OWN if getattr(recipe, name) is not None}
     values.pop("preset", None)  # it is spelled out
-    values |= {name: getattr(config, name) for name in (*_ALWAYS_SHOWN, *changed)} | config.own_values()
+    values |= {name: getattr(config, name) for name in (*_ALWAYS_SHOWN, *changed)} | inputs.args.own_values()
     return "\n".join([yaml.safe_dump(json.loads(json.dumps(values, default=vars)), sort_keys=False), *sizes])
+
+
+def _check_output(recipe: Recipe, *, resume: bool) -> bool:
+    """Whether `output_dir` has checkpoints, which are refused unless they are resumed; so is a place that can't be written."""
+    found = checkpoints.checkpoints(recipe.output_dir)
+    if found and not resume and not recipe.config.resume_from_checkpoint:
+        raise ValueError(
+            f"`output_dir` must not hold another run. Got {recipe.output_dir}, which has {found[0].name}. Resume it with "
+            f"`--resume`, or choose another folder."
+        )
+    check_folder("output_dir", recipe.output_dir)
+    return bool(found)
 
 
 def describe_saved(recipe: Recipe) -> str:
@@ -265,8 +270,3 @@ def _size(examples: Any) -> str:
     read = [examples[index] for index in range(min(len(examples), CHECKED_ROWS))]
     prompt, completion = max(len(e.prompt) for e in read), max(len(e.completion) for e in read)
     return f"{len(examples)} rows, prompts of up to {prompt} tokens, completions of up to {completion}"
-
-
-def _no_model(recipe: Recipe, error: OSError) -> ValueError:
-    reason = next(iter(str(error).splitlines()), "")
-    return ValueError(f"`model` must be a folder or a model on the hub. Got {recipe.model!r}: {reason}")

@@ -16,29 +16,17 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
-from sequencematch.data.examples import Example, ExampleStream, as_examples, empty_pass
+from sequencematch.data.examples import Example, ExampleStream, empty_pass
 from sequencematch.policy import Policy
 from sequencematch.policy.finite import named, non_finite
 from sequencematch.policy.fusing import Fusion, fusions
 from sequencematch.policy.modes import compile_layers
 from sequencematch.policy.sharding import is_sharded
 from sequencematch.policy.threads import limit_threads
-from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError, ProgressLines, RolloutWarnings, StopAtNonFiniteGradients
 from sequencematch.training.collator import Collator
 from sequencematch.training.config import SequenceMatchConfig
-from sequencematch.training.inputs import (
-    as_policy,
-    check_arguments,
-    data_identity,
-    ends_of,
-    name_of,
-    only_completions,
-    prompt_reader,
-    reader,
-    remedy,
-    tokenizer_of,
-)
+from sequencematch.training.inputs import as_policy, check_context, prepare, remedy
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.replay import Experience
@@ -76,39 +64,15 @@ class SequenceMatchTrainer(Checkpointed):
     ) -> None:
         """As TRL's trainers: `model` is a name, a folder, a Hugging Face or PEFT model, or a `Policy`."""
         args = SequenceMatchConfig() if args is None else args
-        check_arguments(args, has_optimizer=optimizers != (None, None))
-        if rollout_dataset is not None:
-            args.check_rollout_dataset()
-        self.identity = {"model": name_of(model), **args.own_values()}
-        checkpoints.refuse_another_run(Path(args.output_dir), self.identity)
-        tokenizer = processing_class or tokenizer_of(model, args)
-        read = reader(args, tokenizer, ends_of(model, tokenizer))
-        if train_dataset is None:
-            raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
-        examples = as_examples(train_dataset, read, "train_dataset")
-        first = next(iter(examples))
-        if not only_completions(args, first):
-            read = examples.read = replace(read, scores_prompt=True)
-            if not first.is_text:
-                as_examples(train_dataset, read, "train_dataset")  # again: the loss covers its prompts, too
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {name: as_examples(rows, read, "eval_dataset") for name, rows in eval_dataset.items()}
-        elif eval_dataset is not None:
-            eval_dataset = as_examples(eval_dataset, read, "eval_dataset")
-        self.has_own_prompts = rollout_dataset is not None
-        prompts = (
-            as_examples(rollout_dataset, prompt_reader(read), "rollout_dataset") if self.has_own_prompts else examples
+        custom = optimizers != (None, None)
+        inputs = prepare(
+            model, args, train_dataset, eval_dataset, processing_class, rollout_dataset, has_optimizer=custom
         )
-        self.identity |= data_identity(args, examples, prompts if self.has_own_prompts else None)
-        checkpoints.refuse_another_run(Path(str(args.output_dir)), self.identity, insist=args.resume_anyway)
-        if args.correction_rate and first.is_text:
-            raise ValueError("`correction_rate` needs examples with prompts and answers. Got plain text; leave it out.")
+        args, tokenizer, read, self.identity = inputs.args, inputs.tokenizer, inputs.read, inputs.identity
+        self.has_own_prompts = rollout_dataset is not None
         set_seed(args.seed)  # a new adapter and the offset head are drawn at random
         policy = as_policy(model, tokenizer, peft_config, args)
-        if args.max_length > policy.max_positions:
-            raise ValueError(
-                f"`max_length` must fit the model's context of {policy.max_positions} tokens. Got {args.max_length}."
-            )
+        check_context(args, policy.max_positions)
         # Models without an attention backend may have a causal mask of fixed size, too small for packed rows: no packing.
         packs = args.packing and policy.base._supports_attention_backend
         self.hidden_size = policy.backspace.row.shape[0] if packs else None
@@ -126,13 +90,13 @@ class SequenceMatchTrainer(Checkpointed):
         )
         self.eval_sums = torch.zeros(2)
         self.signals, self.logged_at = Signals(), time.perf_counter()
-        self.progress = ProgressLines(bar=not args.disable_tqdm)
+        self.progress = ProgressLines(bar=not args.disable_tqdm, chosen=inputs.chosen)
         super().__init__(
             model=policy,
             args=args,
             data_collator=self.collate,
-            train_dataset=examples,
-            eval_dataset=eval_dataset,
+            train_dataset=inputs.examples,
+            eval_dataset=inputs.held_out,
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -140,7 +104,7 @@ class SequenceMatchTrainer(Checkpointed):
         self.model_accepts_loss_kwargs = True  # the loss is divided by the items of the whole step already
         self.on_policy = OnPolicy(
             args,
-            prompts,
+            inputs.prompts,
             rollouts or InlineRollouts(),
             self.accelerator,
             scores_prompt=read.scores_prompt,
@@ -200,7 +164,7 @@ class SequenceMatchTrainer(Checkpointed):
 
         All processes make the same number of passes, since each pass gathers sharded weights.
         """
-        budget = node_budget(self.args.per_device_train_batch_size * self.args.max_length, self.args.device)
+        budget = node_budget(self.args.per_device_train_batch_size * self.args.context, self.args.device)
         rollouts = [experience.trajectory for experience in model]
         right = [None if e.trajectory.truncated else e.right for e in model]  # V(s_T) of a cut one is no judgement
         count = num_passes(data, rollouts, budget)
@@ -313,12 +277,7 @@ class SequenceMatchTrainer(Checkpointed):
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """Epochs and batches already done. A stream has no known length: its place is computed from the checkpoint."""
-        max_steps, checkpoint = arguments[0], arguments[3]
-        if self.args.objective_value.rolls_out and self.args.bc_steps >= max_steps:
-            raise ValueError(
-                f"`bc_steps`={self.args.bc_steps} must be below the run's {max_steps} steps, or Eq. 4 is never used. Lower "
-                f"`bc_steps`, train longer, or use objective 'bc'."
-            )
+        checkpoint = arguments[3]
         if checkpoint is None:  # also where `auto_find_batch_size` starts over
             self.signals = Signals()
             self.on_policy.forget()
