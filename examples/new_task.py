@@ -24,7 +24,7 @@ class Reverse(Task):
     """`What is stop backwards? Solution: pots`. A task must have `train` and `test`; its rows have these keys."""
 
     name: ClassVar[str] = "reverse"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "recovery", "backspace_rate")
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "recovery", "own_errors", "backspace_rate")
     train_size: int = field(default=2000, metadata={"help": "Words to train on."})
     test_size: int = field(default=200, metadata={"help": "Words held out."})
     letters: int = field(default=5, metadata={"help": "Letters in a word."})

@@ -15,10 +15,10 @@ LETTERS = ["<s>", "</s>", *string.ascii_lowercase, " ", "?"]
 PROGRAM = [sys.executable, "-m", "sequencematch.cli"]
 
 
-def run(*arguments: str | Path, terminal: bool = False) -> Any:
+def run(*arguments: str | Path, terminal: bool = False, stdin: str | None = None) -> Any:
     """Run the program in this process."""
     colour = {"FORCE_COLOR": "1" if terminal else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "80"}
-    return CliRunner().invoke(cli.app, list(map(str, arguments)), env=colour)
+    return CliRunner().invoke(cli.app, list(map(str, arguments)), env=colour, input=stdin)
 
 
 def lines_of_json(text: str) -> list[dict[str, Any]]:

@@ -55,9 +55,9 @@ def test_results_are_those_of_the_library_and_the_report_is_theirs(model: Path, 
     assert printed.exit_code == 0, printed.output
     record = results(tmp_path)
     expected = evaluate(Policy.from_pretrained(model), find_task(REVERSE, SMALL), backspace_bias=3.0)
-    assert record == dataclasses.replace(
-        expected, model=str(model), command=shlex.join(["sequencematch", *arguments]), seconds=record.seconds
-    )
+    command = shlex.join(["sequencematch", *arguments])
+    expected = dataclasses.replace(expected, model=str(model), command=command, seconds=record.seconds)
+    assert record.to_json() == expected.to_json()  # as text: a NaN is no other NaN
     assert (tmp_path / "report.md").read_text() == report(record)
     assert "~~" in report(record).split("## Generations")[1]
     for measure in record.measures:
@@ -80,7 +80,14 @@ def test_by_default_results_go_to_a_folder_of_the_task_and_its_own_metrics_are_m
     flags = ["--bases", "[2, 6]", "--entropy", "[1, 2]", "--test-size", "3", "--max-new-tokens", "6"]
     assert run("evaluate", model, "--task", "arithmetic", *flags).exit_code == 0
     record = results(Path("out/evaluate/arithmetic", model.name))
-    assert [measure.name for measure in record.measures] == ["accuracy", "deletes first", "recovers", "backspace rate"]
+    assert [measure.name for measure in record.measures] == [
+        "accuracy",
+        "deletes first",
+        "recovers",
+        "own errors deleted",
+        "right tokens deleted",
+        "backspace rate",
+    ]
     assert (record.options["bases"], record.options["entropy"]) == ([2, 6], [1.0, 2.0])
 
 
@@ -135,13 +142,69 @@ def test_no_option_of_a_task_is_hidden_by_a_flag_of_the_command() -> None:
 
 def test_help_lists_tasks_options_and_metrics() -> None:
     shown = " ".join(run("evaluate", "--help").stdout.split())
-    assert "Task arithmetic, measured by accuracy, recovery, backspace_rate:" in shown
+    assert "Task arithmetic, measured by accuracy, recovery, own_errors, backspace_rate:" in shown
     assert "--test-size Questions held out. [default: 200]" in shown
     assert "--temperature <float> 0 is greedy. Default: the task's own." in shown
     assert "mauve How near texts are to human ones (§6.2)." in shown
     rows_only = " ".join(run("data", "--help").stdout.split())
     assert "--test-size Questions held out. [default: 200]" in rows_only
     assert "mauve How near" not in rows_only
+
+
+# A file of rows.
+
+
+def test_a_file_of_rows_is_a_task(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows and measures as from a class, in a folder named after the file."""
+    monkeypatch.chdir(tmp_path)
+    rows = find_task(REVERSE, SMALL).test()
+    Path("words.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = run("evaluate", model, "--task", "words.test.jsonl", "--max-new-tokens", "6", *DELETING)
+    assert printed.exit_code == 0, printed.output
+    record = results(Path("out/evaluate/words", model.name))
+    expected = evaluate(Policy.from_pretrained(model), find_task(REVERSE, SMALL), backspace_bias=3.0)
+    assert repr((record.measures, record.samples)) == repr((expected.measures, expected.samples))
+    assert record.options == {"file": "words.test.jsonl", "max_new_tokens": 6}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "a.csv").write_text("prompt,completion\na,b\n")
+    for command in (["evaluate", model, "--task", tmp_path / "a.csv", "--out"], ["data", REVERSE]):
+        check_error(run(*command, tmp_path / "file"), f"must be a folder. Got {tmp_path / 'file'}, which is a file.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.jsonl",
+            None,
+            "`file` must be an existing file of rows: .jsonl, .json, .csv, .parquet. Got {path}, which is not",
+        ),
+        ("a.txt", "a", "`file` must be an existing file of rows: .jsonl, .json, .csv, .parquet. Got {path}."),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}',
+            "Row 0 of {path} must have a `completion` that is text. Got none beside 'prompt'.",
+        ),
+        (
+            "a.jsonl",
+            '{"prompt": "a", "completion": 3}',
+            "Row 0 of {path} must have a `completion` that is text. Got a int.",
+        ),
+        ("a.json", "[3]", "Row 0 of {path} must have a `prompt` that is text. Got none beside int."),
+        ("a.jsonl", "{", "`file` must be JSON lines. Got {path}: line 1"),
+        ("a.csv", "question,answer\na,b\n", "must have a `prompt` that is text. Got none beside 'question', 'answer'."),
+    ],
+)
+def test_a_file_without_prompts_and_completions_is_one_line(
+    model: Path, tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    result = run("evaluate", model, "--task", tmp_path / name, "--out", tmp_path / "out")
+    check_error(result, message.format(path=tmp_path / name))
 
 
 # Interruption.

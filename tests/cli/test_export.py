@@ -46,6 +46,19 @@ def test_an_export_replaces_what_is_there_only_by_force(folder: Path, tmp_path: 
     assert (tmp_path / "config.json").exists()
 
 
+def test_a_place_that_cannot_be_written_is_one_line_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    inside = (
+        f"`FOLDER` must be a folder. Got {tmp_path / 'file' / 'plain'}, inside {tmp_path / 'file'}, which is a file."
+    )
+    check_error(run("export", "no/such/model", tmp_path / "file" / "plain"), inside)
+    check_error(
+        run("export", "no/such/model", "/proc/plain"),
+        "`FOLDER` must be a folder that can be written to. Got /proc/plain: /proc: No such file",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_an_export_goes_into_an_empty_folder_and_not_onto_a_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert run("export", folder, tmp_path / "empty").exit_code == 0

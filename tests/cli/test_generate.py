@@ -177,6 +177,14 @@ def test_prompts_come_from_a_file_by_line_or_by_field(folder: Path, tmp_path: Pa
         assert (result.exit_code, result.stdout) == (0, flags.stdout)
 
 
+def test_prompts_are_read_from_stdin(folder: Path) -> None:
+    flags = run("generate", folder, "--prompt", "cat", "--prompt", "a dog", *SMALL, "--json")
+    result = run("generate", folder, "--prompts-file", "-", *SMALL, "--json", stdin="cat\n\na dog\n")
+    assert (result.exit_code, result.stdout) == (0, flags.stdout)
+    empty = run("generate", folder, "--prompts-file", "-", stdin="\n")
+    check_error(empty, "`--prompts-file` must not be an empty or blank file. Got -.")
+
+
 def test_dtype_and_device_reach_the_model(folder: Path) -> None:
     result = run("generate", folder, "--prompt", "cat", *SMALL, "--json", "--dtype", "bfloat16", "--device", "cpu")
     in_bfloat16 = Policy.from_pretrained(folder, dtype="bfloat16").generate("cat", seed=1, max_new_tokens=6)

@@ -94,8 +94,8 @@ def test_options_have_the_types_a_task_says_whatever_they_are(own: Path) -> None
         (
             "aritmetic",
             "",
-            "`task` must be one of arithmetic, text, translation, path_star, sudoku, or one of your own as file.py:Class or "
-            "package.module:Class. Got 'aritmetic'; did you mean 'arithmetic'?",
+            "`task` must be one of arithmetic, text, translation, path_star, sudoku, rows, a file of rows, or one of your own as "
+            "file.py:Class or package.module:Class. Got 'aritmetic'; did you mean 'arithmetic'?",
         ),
         ("zebra", "", "package.module:Class. Got 'zebra'."),
         (
@@ -166,6 +166,6 @@ def test_every_option_of_every_task_is_explained() -> None:
     for entries in pages.values():
         assert all(flag.startswith("--") and len(text) > 10 for flag, text in entries)
     assert ("--test-size", "Questions held out. [default: 200]") in pages[
-        "Task arithmetic, measured by accuracy, recovery, backspace_rate"
+        "Task arithmetic, measured by accuracy, recovery, own_errors, backspace_rate"
     ]
     assert "accuracy" in dict(documentation()["Metrics"])

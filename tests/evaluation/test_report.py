@@ -1,6 +1,7 @@
 """A report is Markdown that shows what was written and what was deleted, and nothing else."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -136,6 +137,11 @@ def test_it_says_how_many_tokens_were_wrong(mistakes: int) -> None:
 def test_what_was_drawn_says_its_temperature() -> None:
     drawn = dataclasses.replace(RECORD, sampling={**RECORD.sampling, "temperature": 0.7})
     assert "32 tokens after each prompt, drawn at temperature 0.7; 12 s on cpu." in report(drawn)
+
+
+def test_a_share_of_nothing_is_a_dash() -> None:
+    nothing = Measure("own errors deleted", math.nan, math.nan, math.nan, 0, "own errors deleted|n:0")
+    assert "\n| own errors deleted | – | – | 0 |\n" in report(dataclasses.replace(RECORD, measures=(nothing,)))
 
 
 def test_the_table_for_the_terminal_has_the_measures() -> None:

@@ -39,7 +39,7 @@ def test_the_smaller_of_the_papers_value_and_what_fits(tmp_path: Path) -> None:
 
 
 def test_what_is_set_stays(tmp_path: Path) -> None:
-    given = {"max_length": 7, "bc_steps": 3, "bc_anneal_steps": 0, "noise_source": "uniform"}
+    given: dict[str, Any] = {"max_length": 7, "bc_steps": 3, "bc_anneal_steps": 0, "noise_source": "uniform"}
     assert chosen(tmp_path, **given) == tuple(given.values())
     args = config(tmp_path, **given)
     assert choose(args, 64, NOISY)[1] == {}
@@ -83,7 +83,7 @@ def test_a_column_that_the_first_row_has_must_be_in_all(tmp_path: Path, last: di
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2, 5])
 def test_steps_are_those_that_transformers_makes(tmp_path: Path, accumulation: int, drops: bool) -> None:
-    settings = {"max_steps": -1, "num_train_epochs": 2.5, "gradient_accumulation_steps": accumulation}
+    settings: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 2.5, "gradient_accumulation_steps": accumulation}
     settings |= {"per_device_train_batch_size": 5, "dataloader_drop_last": drops, "objective": "mle"}
     made = trainer(tmp_path, **settings)
     assert num_steps(made.args, rows()) == made.set_initial_training_values(made.args, made.get_train_dataloader())[-1]

@@ -8,6 +8,7 @@ import typer
 
 from sequencematch.cli.flags import Flags
 from sequencematch.cli.models import TrustRemoteCode, load_tokenizer
+from sequencematch.data.folders import check_folder
 
 
 def data(
@@ -34,6 +35,7 @@ def data(
     there = [path for path in (folder / "train.jsonl", folder / "test.jsonl") if path.exists()]
     if there and not force:
         raise ValueError(f"`FOLDER` must not hold other rows. Got {there[0]}: choose another, or add `--force`.")
+    check_folder("FOLDER", folder)
     from sequencematch.evaluation import find_task
     from sequencematch.tasks import write_rows
 

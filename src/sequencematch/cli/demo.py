@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sequencematch.cli.models import load
+from sequencematch.data.folders import check_folder
 
 
 def demo(
@@ -25,8 +26,7 @@ def demo(
     """
     if seeds < 1:
         raise ValueError(f"`--seeds` must be at least 1. Got {seeds}.")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"`--out` must be a folder. Got {out}, which is a file.")
+    check_folder("--out", out)
     from rich.console import Console
 
     from sequencematch.experiments import demo as experiment

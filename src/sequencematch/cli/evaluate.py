@@ -10,6 +10,7 @@ import typer
 from sequencematch.cli.flags import Flags
 from sequencematch.cli.models import Device, Dtype, Model, TrustRemoteCode, load
 from sequencematch.cli.sampling import sampling_flags
+from sequencematch.data.folders import check_folder
 
 
 @sampling_flags(
@@ -19,7 +20,9 @@ from sequencematch.cli.sampling import sampling_flags
 def evaluate(
     context: typer.Context,
     model: Model,
-    task: Annotated[str, typer.Option(metavar="TASK", help="A task listed below, or your own: file.py:Class.")],
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="A task listed below, a file of rows, or your own: file.py:Class.")
+    ],
     flags: Flags = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="A,B", help="Metrics to compute. Default: the task's own.")
@@ -52,6 +55,7 @@ def evaluate(
 
     \b
         sequencematch evaluate out/arithmetic/final --task arithmetic --module mul --test-size 100
+        sequencematch evaluate out/run/final --task test.jsonl
         sequencematch evaluate gpt2 --task text --files wiki.txt --separator '= [^=]+ =' --encoder minilm
     """
     if model.startswith("--"):
@@ -60,10 +64,13 @@ def evaluate(
 
     from sequencematch import evaluation
     from sequencematch.policy.threads import limit_threads
+    from sequencematch.tasks import Rows
 
     found = evaluation.find_task(task, flags or [])
     names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
-    folder = out or Path("out", "evaluate", found.name, Path(model).name)
+    name = Path(task).name.partition(".")[0] if isinstance(found, Rows) else found.name
+    folder = out or Path("out", "evaluate", name, Path(model).name)
+    check_folder("--out", folder)
     policy = load(model, trust_remote_code, device, dtype)
     command = shlex.join(context.meta["typed"])
     try:

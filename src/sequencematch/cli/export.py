@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sequencematch.cli.models import Model, TrustRemoteCode, load
+from sequencematch.data.folders import check_folder
 
 
 def export(
@@ -15,8 +16,8 @@ def export(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a plain Hugging Face checkpoint that deletes by itself, without this library."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`FOLDER` must be a folder. Got {folder}, which is a file.")
+    check_folder("FOLDER", folder)
+    check_folder("FOLDER", folder.absolute().parent)  # the new folder is written beside the old one
     if folder.exists() and any(folder.iterdir()) and not force:
         raise ValueError(
             f"`FOLDER` must be new or empty. Got {folder}, which is not: choose another, or replace it with `--force`."

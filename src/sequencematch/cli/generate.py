@@ -17,7 +17,10 @@ def generate(
     model: Model = "sequencematch/arithmetic",
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue. May be repeated.")] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='One prompt per line, or a .jsonl file with a "prompt" field.')
+        Path | None,
+        typer.Option(
+            metavar="FILE", help='One prompt per line, or a .jsonl file with a "prompt" field. - reads stdin.'
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts at a time.")] = 64,
     device: Device = None,

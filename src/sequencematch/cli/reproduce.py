@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sequencematch.data.folders import check_folder
 from sequencematch.experiments.registry import EXPERIMENTS, find
 
 
@@ -20,8 +21,7 @@ def reproduce(
     """Run an experiment of docs/results/ again: results.json, and a figure made from it."""
     experiment = find(name)
     folder = out or Path("out", name)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`--out` must be a folder. Got {folder}, which is a file.")
+    check_folder("--out", folder)
     if redraw and not (folder / experiment.RESULTS).is_file():
         raise ValueError(
             f"`--redraw` needs {experiment.RESULTS} in the folder. Got {folder}, which has none. Leave out --redraw to run it."

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from sequencematch.extras import require
 
 #: File extensions that hold rows; all except Parquet's may be followed by `.gz`.
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+#: The name of standard input.
+STDIN = "-"
 _NOT_TEXT = {".arrow", ".csv", ".json", ".parquet", ".tsv"}
 
 
@@ -60,7 +63,10 @@ def read_rows(name: str, source: str, config: str | None = None, split: str = "t
 
 
 def read_prompts(name: str, path: str | Path) -> list[str]:
-    """The prompts of a file: the field `prompt` of JSON lines, or one per line of text. Blank lines are left out."""
+    """The prompts of a file: the field `prompt` of JSON lines, or one per line of text. Blank lines are left out.
+
+    `-` is standard input, which is text.
+    """
     if ending(path) != ".jsonl":
         return [row["text"] for row in _parse(name, Path(path), *_PARSERS[".txt"])]
     rows = read_json_lines(name, path)
@@ -108,7 +114,7 @@ def ending(path: str | Path) -> str:
 def _content(name: str, path: Path) -> str:
     """A file's text, unpacked where its name ends in `.gz`."""
     try:
-        content = path.read_bytes()
+        content = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"`{name}` must be text in UTF-8. Got {path}: {error}.") from error

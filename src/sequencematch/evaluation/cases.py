@@ -36,7 +36,7 @@ def read_cases(policy: Policy, task: Task, rows: Iterable[Row]) -> list[Case]:
 
 
 def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
-    read = Reader(policy.tokenizer, policy.space.ends, _ANY_LENGTH, needs_noise="noise_tokens" in row)
+    read = Reader(policy.tokenizer, policy.space.ends, _ANY_LENGTH, needs_noise=row.get("noise_tokens") is not None)
     try:
         example = read(row)
     except ValueError as error:
@@ -47,6 +47,7 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
         raise ValueError(
             f"The task {task.name} must have a `prompt_length`: it says where a text is cut into prompt and reference. Got None."
         )
+    assert task.max_new_tokens is not None
     text = example.prompt + example.completion
     start, end = task.prompt_length, task.prompt_length + task.max_new_tokens
     if len(text) <= start:

@@ -48,6 +48,7 @@ def evaluate(
     another call with the same settings resumes. Progress bars are shown only if stderr is a terminal.
     """
     start = time.perf_counter()
+    task = task if policy.tokenizer is None else task.fitted(policy.tokenizer)
     names = metric_names(task.metrics if metrics is None else metrics)
     chosen = [METRICS[name] for name in names]
     needs_mistakes, encodes = (any(getattr(m, need) for m in chosen) for need in ("needs_mistakes", "encodes"))

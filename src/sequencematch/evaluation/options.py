@@ -10,17 +10,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sequencematch.data.rows import ENDINGS, ending
 from sequencematch.data.settings import kinds, parse_flags, typed
 from sequencematch.data.spelling import did_you_mean
-from sequencematch.tasks import TASKS, Task
+from sequencematch.tasks import TASKS, Rows, Task
 
 
 def find_task(name: str, flags: Sequence[str] = ()) -> Task:
-    """A task of `TASKS`, or one of your own as `path/to/file.py:Class` or `package.module:Class`, with options from flags.
+    """A task of `TASKS`, a file of rows, or one of your own as `path/to/file.py:Class` or `package.module:Class`.
 
-    Text values are taken literally, all others are YAML: `--separator '# .*' --entropy '[3, 6]'`. An option that takes several
-    values may be repeated: `--files a.txt --files b.txt`.
+    Flags are its options. Text values are taken literally, all others are YAML: `--separator '# .*' --entropy '[3, 6]'`. An
+    option that takes several values may be repeated: `--files a.txt --files b.txt`.
     """
+    if name not in TASKS and ending(name) in ENDINGS:
+        name, flags = Rows.name, ["--file", name, *flags]
     kind = TASKS[name] if name in TASKS else _own(name)
     options = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]  # checked by _own
     hints = typing.get_type_hints(kind)
@@ -57,7 +60,7 @@ def _flag(option: str) -> str:
 
 def _own(name: str) -> type[Task]:
     place, _, member = name.rpartition(":")
-    expected = f"one of {', '.join(TASKS)}, or one of your own as file.py:Class or package.module:Class"
+    expected = f"one of {', '.join(TASKS)}, a file of rows, or one of your own as file.py:Class or package.module:Class"
     if not place:
         raise ValueError(f"`task` must be {expected}. Got {name!r}{did_you_mean(name, TASKS) or '.'}")
     module = _module(place)

@@ -81,6 +81,8 @@ def _summary(record: Record) -> str:
 
 
 def _numbers(measure: Measure) -> tuple[str, str, str]:
+    if not measure.count:  # a share of nothing
+        return "–", "–", "0"
     value, _, interval = str(measure).removeprefix(f"{measure.name} ").partition(" ")
     return value, interval.strip("[]").replace(", ", " – "), str(measure.count)
 

@@ -25,7 +25,7 @@ class Arithmetic(Task):
     """
 
     name: ClassVar[str] = "arithmetic"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "recovery", "backspace_rate")
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "recovery", "own_errors", "backspace_rate")
     module: str = field(
         default="add_or_sub_in_base", metadata={"help": f"What the questions are about: {', '.join(MODULES)}."}
     )

@@ -22,7 +22,7 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     temperature: ClassVar[float] = 0.0
-    max_new_tokens: int
+    max_new_tokens: int | None
     prompt_length: int | None = None
 
     @abstractmethod
@@ -32,6 +32,10 @@ class Task(ABC):
     @abstractmethod
     def test(self, tokenizer: Any = None) -> list[Row]:
         """The rows to test on. None of them is in `train`."""
+
+    def fitted(self, tokenizer: Any) -> "Task":  # noqa: ARG002
+        """The task with all its options set, also those that depend on the model's tokenizer."""
+        return self
 
     def is_right(self, answer: str, row: Row) -> bool:
         """Whether `answer`, the text after the prompt, equals the completion, ignoring surrounding spaces."""
