@@ -51,6 +51,7 @@ SLOW = (
     "tests/core/test_encoding.py",
     "tests/core/test_optimum.py",
     "tests/core/test_divergences.py::test_phi_and_the_loss_compile_into_one_graph",
+    "tests/data/test_packaged.py",
     "tests/evaluation/test_evaluate.py",
     "tests/experiments/",
     "tests/metrics/test_bleu.py",

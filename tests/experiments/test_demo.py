@@ -288,7 +288,7 @@ def test_the_objectives_differ_in_noise_and_rollouts_alone(tmp_path: Path) -> No
     assert {name for name, found in values.items() if found != [found[0]] * 3} == own
     assert values["objective"] == list(OBJECTIVES)
     assert values["noise_rate"] == [0, 0.3, 0.3]
-    assert [set(found[:2]) for found in (values["bc_steps"], values["bc_anneal_steps"])] == [{1000}, {2000}]  # unused
+    assert [set(found[:2]) for found in (values["bc_steps"], values["bc_anneal_steps"])] == [{None}] * 2  # unused
     # SequenceMatch begins as BC, for half of its steps, and ends as itself.
     steps = (0, demo.FULL.steps // 2, 3 * demo.FULL.steps // 4, demo.FULL.steps)
     assert [configs[2].bc_weight(step) for step in steps] == pytest.approx([1, 1, 0.2, 0.2])
@@ -354,21 +354,45 @@ def test_an_interruption_leaves_what_is_finished(tmp_path: Path, monkeypatch: py
     assert demo.read(tmp_path) == [outcome("mle")]
 
 
-@pytest.mark.parametrize(("package", "extra"), [("mathematics_dataset", "arithmetic"), ("matplotlib", "plot")])
-def test_a_missing_package_is_named_before_anything_is_trained(
-    package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package look missing."""
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name == package else real(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(demo, "find_spec", find)
+
+
+def test_without_its_questions_the_models_are_shown_and_then_the_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without("mathematics_dataset", monkeypatch)
     trained: list[object] = []
     monkeypatch.setattr(demo, "fine_tune", lambda *arguments: trained.append(arguments))
-    text = f"The demo needs the package {package}: pip install 'sequencematch[{extra}]'."
+    monkeypatch.setattr(demo, "search", lambda console: console.print("a search"))
+    text = "The comparison of three trainings needs the package mathematics_dataset: pip install 'sequencematch[arithmetic]'."
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         list(demo.run(TINY, [0], tmp_path / "out", Console(file=io.StringIO()), ""))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out")])
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {text}\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown, _, said = result.stdout.partition(text)
+    assert "a search" in shown
+    assert "5<bkspc>42<eos>" in shown
+    assert said == " To train without it: sequencematch train examples/train_small.yaml\n"
     assert trained == []
     assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_the_comparison_has_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("matplotlib", monkeypatch)
+    monkeypatch.setattr(demo, "search", lambda _: None)
+    monkeypatch.setattr(demo, "fine_tune", lambda objective, _, seed, __: outcome(objective, seed))
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "A figure of it needs the package matplotlib: pip install 'sequencematch[plot]'." in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 # The command.

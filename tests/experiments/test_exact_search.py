@@ -200,6 +200,17 @@ def test_wrong_arguments_of_the_command(tmp_path: Path) -> None:
     )
 
 
+def test_a_figure_that_cannot_be_drawn_is_said_before_the_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sequencematch.extras.importlib.util.find_spec", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    check_error(
+        run("reproduce", "exact_search"), "The figure needs the package matplotlib: pip install 'sequencematch[plot]'."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_stars_and_cases() -> None:
     with pytest.raises(ValueError, match=r"`arms` must be at least 2\. Got arms=1\."):
         Star(arms=1)

@@ -22,7 +22,8 @@ def demo(
     which knows base 10 only, is fine-tuned on other bases with maximum likelihood, behavioural cloning and SequenceMatch, on
     this machine's CPU.
 
-    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C keeps the finished results.
+    FOLDER will hold results.json, comparison.png and the three policies. Ctrl-C keeps the finished results. The comparison
+    needs pip install 'sequencematch[arithmetic,plot]'; what comes before it needs no extra package.
     """
     if seeds < 1:
         raise ValueError(f"`--seeds` must be at least 1. Got {seeds}.")
@@ -37,10 +38,14 @@ def demo(
     command = shlex.join(["sequencematch", "demo", *(["--quick"] if quick else []), "--seeds", str(seeds)])
     outcomes: list[experiment.Outcome] = []
     try:
-        experiment.check_installed()
         with limit_threads(load(experiment.BASE)):
             experiment.search(console)
             experiment.show(console)
+            try:
+                experiment.check_installed()
+            except ValueError as error:  # the models were shown, and those need nothing
+                typer.echo(f"{error} To train without it: sequencematch train examples/train_small.yaml")
+                return
             outcomes.extend(experiment.run(scale, range(seeds), out, console, command))  # also of an interrupted run
     except KeyboardInterrupt as interrupt:
         if outcomes:
@@ -49,6 +54,10 @@ def demo(
         typer.echo(f"Interrupted. {left}", err=True)
         raise typer.Exit(130) from interrupt
     console.print(experiment.table(outcomes))
-    typer.echo(f"Wrote {out / 'comparison.png'}, {out / 'results.json'} and the policies. To try one:\n")
+    figure = f"{out / 'comparison.png'}, " if experiment.can_draw() else ""
+    typer.echo(f"Wrote {figure}{out / 'results.json'} and the policies.")
+    if not figure:
+        typer.echo("A figure of it needs the package matplotlib: pip install 'sequencematch[plot]'.")
+    typer.echo("To try one:\n")
     prompt = "In base 6, what is 35 + 12? Solution: 4"
     typer.echo(f"    {shlex.join(['sequencematch', 'generate', str(out / 'sequencematch'), '--prompt', prompt])}")

@@ -9,6 +9,7 @@ import typer
 
 from sequencematch.data.folders import check_folder
 from sequencematch.experiments.registry import EXPERIMENTS, find
+from sequencematch.extras import require
 
 
 def reproduce(
@@ -22,6 +23,7 @@ def reproduce(
     experiment = find(name)
     folder = out or Path("out", name)
     check_folder("--out", folder)
+    require("matplotlib", "plot", "The figure")  # drawn last
     if redraw and not (folder / experiment.RESULTS).is_file():
         raise ValueError(
             f"`--redraw` needs {experiment.RESULTS} in the folder. Got {folder}, which has none. Leave out --redraw to run it."

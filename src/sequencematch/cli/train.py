@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from sequencematch.cli.models import quiet
+from sequencematch.data.packaged import find_packaged
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see above, and examples/.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A YAML file; see above. examples/train_small.yaml comes along.")
+    ],
     flags: Annotated[list[str] | None, typer.Argument(metavar="--SETTING VALUE", hidden=True)] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the latest checkpoint in output_dir, if any.")
@@ -44,6 +47,7 @@ def train(
     SIGTERM, as a preempted job gets it, ends a run after the step, with a checkpoint and exit code 143; so does
     stop_after_minutes, with 124. An interrupted run writes no OUTPUT_DIR/final.
     """
+    named, recipe = recipe, find_packaged(recipe)
     if not recipe.is_file():
         raise ValueError(f"`RECIPE` must be a YAML file, before any flags. Got {recipe}, which is not a file.")
     from sequencematch.training import NonFiniteError, StoppedEarlyError
@@ -55,7 +59,7 @@ def train(
         typer.echo(recipes.summary(read, resume=resume))
         return
     quiet()
-    again = shlex.join(["sequencematch", "train", str(recipe), *(flags or []), "--resume"])
+    again = shlex.join(["sequencematch", "train", str(named), *(flags or []), "--resume"])
     try:
         trainer = recipes.run(read, resume=resume, stops_at_sigterm=True)
     except NonFiniteError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sequencematch.data.packaged import find_packaged
 from sequencematch.extras import require
 
 #: File extensions that hold rows; all except Parquet's may be followed by `.gz`.
@@ -38,7 +39,7 @@ def read_rows(name: str, source: str, config: str | None = None, split: str = "t
     `datasets` reads Parquet and the hub. Other files are read here, because `datasets` would lose the number of a bad line, and
     so that JSON lines, JSON, CSV and text need no further package.
     """
-    path, kind = Path(source), ending(source)
+    path, kind = find_packaged(source), ending(source)
     if kind == ".jsonl":
         numbered = read_json_lines(name, path)
         return FileRows((row for _, row in numbered), path, [line for line, _ in numbered])

@@ -6,10 +6,10 @@ import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sequencematch.data.packaged import find_packaged
 from sequencematch.data.rows import ENDINGS, ending
 from sequencematch.data.settings import kinds, parse_flags, typed
 from sequencematch.data.spelling import did_you_mean
@@ -80,7 +80,7 @@ def _module(place: str) -> ModuleType:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # the module exists, but one of its imports does not
             raise ValueError(f"`task` must be in a file or a module. Got {place}: {error}.") from error
-    path = Path(place)
+    path = find_packaged(place)
     if not path.is_file():
         raise ValueError(f"`task` must be in an existing file. Got {place}.")
     spec = importlib.util.spec_from_file_location(f"task in {place}", path)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
@@ -171,9 +172,13 @@ def fine_tune(objective: str, budget: Budget, seed: int, save_to: Path | None) -
 
 
 def check_installed() -> None:
-    """Refuse to begin if a package for the comparison is missing."""
-    for package, extra in (("mathematics_dataset", "arithmetic"), ("matplotlib", "plot")):
-        require(package, extra, "The demo")
+    """Refuse to begin the comparison if the package that draws its questions is missing."""
+    require("mathematics_dataset", "arithmetic", "The comparison of three trainings")
+
+
+def can_draw() -> bool:
+    """Whether the figure can be drawn; the comparison itself needs no figure."""
+    return find_spec("matplotlib") is not None
 
 
 def run(budget: Budget, seeds: Sequence[int], folder: Path, console: Console, command: str) -> Iterator[Outcome]:
@@ -192,7 +197,7 @@ def run(budget: Budget, seeds: Sequence[int], folder: Path, console: Console, co
 
 
 def save(outcomes: Sequence[Outcome], budget: Budget, folder: Path, command: str, *, is_complete: bool) -> None:
-    """Write `results.json` and `comparison.png`, replacing those of fewer outcomes."""
+    """Write `results.json` and, with matplotlib, `comparison.png`, replacing those of fewer outcomes."""
     record = {
         "command": command,
         "is_complete": is_complete,
@@ -203,7 +208,8 @@ def save(outcomes: Sequence[Outcome], budget: Budget, folder: Path, command: str
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
     }
     write_files(folder, {"results.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
-    draw(outcomes, folder / "comparison.png")
+    if can_draw():
+        draw(outcomes, folder / "comparison.png")
 
 
 def read(folder: Path) -> list[Outcome]:

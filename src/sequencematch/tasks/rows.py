@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sequencematch.data.packaged import find_packaged
 from sequencematch.data.rows import ENDINGS, ending, read_rows
 from sequencematch.tasks.task import Row, Task, check_at_least
 
@@ -34,10 +35,11 @@ class Rows(Task):
     def __post_init__(self) -> None:
         """Refuse what is not a file of rows."""
         check_at_least(self, {"max_new_tokens": 1})
-        if ending(self.file) not in ENDINGS[:-1] or not Path(self.file).is_file():
+        is_there = find_packaged(self.file).is_file()
+        if ending(self.file) not in ENDINGS[:-1] or not is_there:
             raise ValueError(
                 f"`file` must be an existing file of rows: {', '.join(ENDINGS[:-1])}. Got {self.file}"
-                f"{'' if Path(self.file).is_file() else ', which is not there'}."
+                f"{'' if is_there else ', which is not there'}."
             )
 
     def train(self, tokenizer: Any = None) -> list[Row]:  # noqa: ARG002
