@@ -111,6 +111,7 @@ def test_every_flag_reaches_the_library(model: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(evaluation, "evaluate", receive)
     settings = {"limit": 5, "temperature": 0.5, "top_p": 0.75, "mistakes": 2, "batch_size": 7, "encoder": "minilm"}
+    settings |= {"scorer": "some/model"}
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--backspace-bias", "-inf", "--protect-prompt", "--sampling-seed", "3", "--dtype", "bfloat16"]
     flags += ["--search", "--min-p", "0.2", "--max-actions", "9"]

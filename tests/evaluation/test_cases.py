@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sequencematch.core.mdp import Trajectory
-from sequencematch.evaluation.cases import Case, answer, read_cases, with_mistakes
+from sequencematch.evaluation.cases import Case, answer, read_cases
+from sequencematch.evaluation.mistakes import with_mistakes
 from sequencematch.policy import Policy
 from tests.evaluation.known import Questions, Texts, known_policy, words
 from tests.policy.tiny_models import character_tokenizer, llama

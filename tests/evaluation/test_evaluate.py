@@ -320,6 +320,7 @@ def test_a_record_names_everything_behind_its_numbers(policy: Policy) -> None:
         "max_actions": "37",
         "seed": "3",
         "mistakes": "2",
+        "wrong tokens": "noise_tokens",
         "texts": "after the prompt",
         **record.versions,
     }

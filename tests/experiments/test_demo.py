@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from sequencematch.cli import app
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.experiments import demo
-from sequencematch.experiments.demo import COMPARED, MISTAKEN, OBJECTIVES, Budget, Outcome
+from sequencematch.experiments.demo import ALSO_SHOWN, COMPARED, MISTAKEN, OBJECTIVES, Budget, Outcome
 from sequencematch.metrics import Measure
 from sequencematch.policy import Policy, display
 from sequencematch.policy.decoding.decoder import ActionEvent
@@ -147,9 +148,28 @@ def test_one_seed_is_shown_with_its_interval() -> None:
         measure("recovers", 0.125, 0.08, 0.1749),
     )
     text = printed(demo.table([Outcome("bc", 0, measures, (), 1.0, 1.0)]))
-    (row,) = (line.split("  ") for line in text.splitlines() if "BC" in line)
-    cells = [cell.strip() for cell in row if cell.strip()]
-    assert cells == ["BC", "50.0 [43.5, 57.0]", "100.0 [100.0, 100.0]", "12.5 [8.0, 17.5]"]
+    rows = [re.split("  +", line.strip()) for line in text.splitlines() if "[" in line]
+    assert rows == [
+        ["right", "50.0 [43.5, 57.0]"],
+        ["deletes a wrong digit", "100.0 [100.0, 100.0]"],
+        ["right despite it", "12.5 [8.0, 17.5]"],
+    ]
+
+
+def test_own_errors_and_plausible_mistakes_are_shown_where_they_were_measured() -> None:
+    """Also the share of nothing, by a model that wrote no wrong digit."""
+    nothing = Measure("own errors deleted", math.nan, math.nan, math.nan, 0, "")
+    more = (
+        measure("deletes first, plausible", 0.25, 0.2, 0.3),
+        nothing,
+        measure("right tokens deleted", 0.01, 0, 0.02),
+    )
+    three = [outcome(name) for name in OBJECTIVES]
+    text = printed(demo.table([dataclasses.replace(o, measures=o.measures + more) for o in three]))
+    rows = {cells[0]: cells[1:] for cells in (re.split("  +", line.strip()) for line in text.splitlines())}
+    assert rows["deletes a plausible one"] == ["25.0 [20.0, 30.0]"] * 3
+    assert rows["own wrong digits deleted"] == ["–"] * 3
+    assert rows["own right digits deleted"] == ["1.0 [0.0, 2.0]"] * 3
 
 
 def test_several_seeds_are_shown_with_their_mean_and_range() -> None:
@@ -160,16 +180,16 @@ def test_several_seeds_are_shown_with_their_mean_and_range() -> None:
     assert text.count("50.0 [50.0, 50.0]") == 2
 
 
-def test_the_table_has_a_row_for_each_objective_in_their_order() -> None:
+def test_the_table_has_a_column_for_each_objective_in_their_order() -> None:
     three = [outcome(name, accuracy=value) for name, value in (("sequencematch", 0.9), ("mle", 0.3), ("bc", 0.6))]
     lines = printed(demo.table(three)).splitlines()
     assert "Percent of 200 questions not seen in training" in lines[0]
     assert all(heading in "".join(lines) for heading in COMPARED.values())
-    found = [(name, line) for line in lines for name in OBJECTIVES.values() if name in line]
-    assert [name for name, _ in found] == ["MLE", "BC", "SequenceMatch"]
-    for (_, line), cell in zip(found, ("30.0 [20.0, 40.0]", "60.0 [50.0, 70.0]", "90.0 [80.0, 100.0]"), strict=True):
-        assert cell in line
-    # Control: one that is not there has no row.
+    (names,) = (line.split() for line in lines if "MLE" in line)
+    assert names == ["MLE", "BC", "SequenceMatch"]
+    (right,) = [re.split("  +", line.strip()) for line in lines if line.strip().startswith("right  ")]
+    assert right == ["right", "30.0 [20.0, 40.0]", "60.0 [50.0, 70.0]", "90.0 [80.0, 100.0]"]
+    # Control: one that is not there has no column.
     text = printed(demo.table(three[:2]))
     assert [name in text for name in OBJECTIVES.values()] == [True, False, True]
 
@@ -305,6 +325,8 @@ def test_every_objective_is_trained_measured_and_saved(tmp_path: Path) -> None:
     assert [(o.objective, o.seed) for o in outcomes] == [(name, 0) for name in OBJECTIVES]
     for o in outcomes:
         assert [o[name].count for name in COMPARED] == [24] * 3
+        assert all(name in o for name in ALSO_SHOWN)
+        assert "likeliest by sequencematch/arithmetic-base (" in o["recovers, plausible"].signature
         assert [step for step, _ in o.curve] == [1, 2, 3, 4]
         assert o.train_seconds > 0 < o.test_seconds
     assert outcomes[0]["deletes first"].value == 0  # there is no <bkspc> in maximum likelihood

@@ -184,7 +184,7 @@ def test_the_command_writes_results_and_a_figure_that_can_be_drawn_again(
 
 
 def test_wrong_arguments_of_the_command(tmp_path: Path) -> None:
-    check_error(run("reproduce", "nothing"), "`NAME` must be one of: exact_search, path_star. Got 'nothing'.")
+    check_error(run("reproduce", "nothing"), "`NAME` must be one of: exact_search, path_star, sudoku. Got 'nothing'.")
     check_error(run("reproduce", "exact_search", "--preset", "gpu"), "`--preset` would be ignored by exact_search.")
     check_error(run("reproduce", "path_star", "--jobs", "0"), "`--jobs` must be at least 1. Got 0.")
     check_error(

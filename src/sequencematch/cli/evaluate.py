@@ -29,6 +29,12 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Number of test rows to use, from the first.")] = None,
     mistakes: Annotated[int | None, typer.Option(help="Wrong tokens to recover from. Default: 1.")] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Measure recovery also after plausible mistakes: the likeliest by this model."
+        ),
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option(help="MAUVE's: minilm, a folder, or a model on the hub. Default: gpt2-large.")
     ] = None,
@@ -55,7 +61,7 @@ def evaluate(
 
     \b
         sequencematch evaluate out/arithmetic/final --task arithmetic --module mul --test-size 100
-        sequencematch evaluate out/run/final --task test.jsonl
+        sequencematch evaluate out/run/final --task test.jsonl --scorer gpt2
         sequencematch evaluate gpt2 --task text --files wiki.txt --separator '= [^=]+ =' --encoder minilm
     """
     if model.startswith("--"):
@@ -82,6 +88,7 @@ def evaluate(
                 limit=limit,
                 seed=sampling_seed,
                 mistakes=mistakes,
+                scorer=scorer,
                 encoder=encoder,
                 batch_size=batch_size,
                 folder=folder,

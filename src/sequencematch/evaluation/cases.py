@@ -1,16 +1,12 @@
 """Test cases: a row tokenised into a prompt and its reference; and the answer that a trajectory gives."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
-
-import torch
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.examples import Reader
 from sequencematch.data.pieces import Decode, text_behind
-from sequencematch.data.seeds import hash_seed
-from sequencematch.metrics import append_mistake
 from sequencematch.policy import Policy
 from sequencematch.tasks import Row, Task
 
@@ -55,31 +51,6 @@ def _read(policy: Policy, task: Task, number: int, row: Row) -> Case:
             f"Row {number} of the task {task.name} must be longer than `prompt_length`={start} tokens. Got {len(text)}."
         )
     return Case(row, text[:start], text[start:end], is_text=True)
-
-
-def with_mistakes(policy: Policy, cases: Sequence[Case], seed: int, mistakes: int) -> list[tuple[int, ...]]:
-    """Each prompt, followed by a correct prefix of its reference and `mistakes` wrong tokens   (§6.1).
-
-    Wrong tokens come from the row's `noise_tokens`, or else from the whole vocabulary. An answer's leading space is never
-    replaced: a digit in its place would be an error of format, and might even be the answer. The draws of a row depend only
-    on its number and the seed.
-    """
-    tokenizer = cast(Any, policy.tokenizer)
-    special = policy.space.special | set(tokenizer.all_special_ids)
-    vocabulary = [n for n in range(min(policy.space.vocab_size, len(tokenizer))) if n not in special]
-    generators = (torch.Generator().manual_seed(hash_seed("mistake", seed, number)) for number in range(len(cases)))
-    found = []
-    for case, generator in zip(cases, generators, strict=True):
-        space, rest = _leading_space(policy, case)
-        found.append(case.prompt + space + append_mistake(rest, case.noise_tokens or vocabulary, generator, mistakes))
-    return found
-
-
-def _leading_space(policy: Policy, case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A reference in two parts: its leading spaces, and the rest."""
-    decode = tokenizer_decode(policy)
-    start = next((n for n in range(len(case.reference)) if decode(case.reference[n : n + 1]).strip()), 0)
-    return case.reference[:start], case.reference[start:]
 
 
 def tokenizer_decode(policy: Policy) -> Decode:

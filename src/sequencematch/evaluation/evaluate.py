@@ -1,5 +1,6 @@
 """policy × task × metrics → one record with its signature."""
 
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,9 @@ import transformers
 
 from sequencematch import __version__
 from sequencematch.core.mdp import Trajectory
-from sequencematch.evaluation.cases import read_cases, with_mistakes
+from sequencematch.evaluation.cases import read_cases
 from sequencematch.evaluation.generations import count_kept, digest, digest_of_weights, generations
+from sequencematch.evaluation.mistakes import load_scorer, plausible, source_of_mistakes, with_mistakes
 from sequencematch.evaluation.options import explained
 from sequencematch.evaluation.record import Record
 from sequencematch.evaluation.registry import METRICS, Evidence, load_encoder, metric_names
@@ -23,8 +25,8 @@ from sequencematch.policy import Policy, Sampling, SamplingOptions
 from sequencematch.policy.generation import prompt_tokens
 from sequencematch.tasks import TASKS, Task
 
-#: Where generations go in a folder, and those from prompts with a mistake.
-GENERATIONS, RECOVERIES = "generations.jsonl", "recoveries.jsonl"
+#: Where generations go in a folder, and those from prompts with a mistake, drawn at random or plausible.
+GENERATIONS, RECOVERIES, PLAUSIBLE = "generations.jsonl", "recoveries.jsonl", "recoveries_plausible.jsonl"
 
 
 def evaluate(
@@ -34,6 +36,7 @@ def evaluate(
     metrics: Sequence[str] | None = None,
     limit: int | None = None,
     mistakes: int | None = None,
+    scorer: str | Policy | None = None,
     encoder: str | Encoder | None = None,
     batch_size: int = 64,
     folder: str | Path | None = None,
@@ -43,9 +46,11 @@ def evaluate(
     """Generate from the task's test prompts, or the first `limit` of them, and compute `metrics`, by default the task's.
 
     `sampling` holds fields of `Sampling`; `max_new_tokens` is the task's, and so is the default temperature. `seed`, 0 by
-    default, also draws the `mistakes`: wrong tokens per row, 1 by default. `encoder` is MAUVE's: `minilm`, a folder or a model
-    on the hub. Settings are checked before anything is generated. With `folder`, generations are saved there as they end, and
-    another call with the same settings resumes. Progress bars are shown only if stderr is a terminal.
+    default, also draws the `mistakes`: wrong tokens per row, 1 by default. With a `scorer`, a policy, a folder or a model on the
+    hub, recovery is also measured after the wrong tokens that it finds likeliest: name the same one for all policies that you
+    compare. `encoder` is MAUVE's: `minilm`, a folder or a model on the hub. Settings are checked before anything is generated.
+    With `folder`, generations are saved there as they end, and another call with the same settings resumes. Progress bars are
+    shown only if stderr is a terminal.
     """
     start = time.perf_counter()
     task = task if policy.tokenizer is None else task.fitted(policy.tokenizer)
@@ -56,6 +61,7 @@ def evaluate(
     used = _sampling(task, seed, sampling)
     _check_used("seed", seed, not used.greedy or needs_mistakes, "nothing is drawn at random")
     _check_used("mistakes", mistakes, needs_mistakes, "recovery is not measured")
+    _check_used("scorer", scorer, needs_mistakes, "recovery is not measured")
     _check_used("encoder", encoder, encodes, "MAUVE is not measured")
     seed, mistakes = seed or 0, (1 if mistakes is None else mistakes) if needs_mistakes else None
 
@@ -65,13 +71,22 @@ def evaluate(
     for name, metric in zip(names, chosen, strict=True):
         if metric.check is not None:
             metric.check(name, evidence)
-    mistaken = with_mistakes(policy, cases, seed, mistakes) if mistakes is not None else []
-    for prompt in (*(case.prompt for case in cases), *mistaken):
+    mistaken = {} if mistakes is None else {RECOVERIES: with_mistakes(policy, cases, seed, mistakes)}
+    if mistakes is not None:
+        evidence = replace(evidence, wrong_tokens=source_of_mistakes(cases))
+    if mistakes is not None and scorer is not None:
+        judge = load_scorer(scorer, policy)
+        mistaken[PLAUSIBLE] = plausible(judge, cases, mistaken[RECOVERIES], mistakes, batch_size)
+        name = f"{_name(judge)} ({digest_of_weights(judge)})".replace(
+            "|", "¦"
+        )  # a path may hold a signature's separator
+        evidence = replace(evidence, scorer=name)
+    for prompt in itertools.chain((case.prompt for case in cases), *mistaken.values()):
         prompt_tokens(policy, prompt, used)
     evidence = replace(evidence, encoder=load_encoder(encoder, policy.device) if encodes else None)
 
     record = Record(
-        model=policy.base.name_or_path or type(policy.base).__name__,
+        model=_name(policy),
         weights=digest_of_weights(policy),
         dtype=str(policy.base.dtype).removeprefix("torch."),
         task=task.name,
@@ -81,6 +96,8 @@ def evaluate(
         sampling=_facts(used),
         seed=seed,
         mistakes=mistakes,
+        wrong_tokens=evidence.wrong_tokens,
+        scorer=evidence.scorer,
         measures=(),
         samples=(),
         versions={"sequencematch": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
@@ -95,8 +112,10 @@ def evaluate(
         return generations(policy, prompts, used, batch_size, path=path, identity=identity, progress=progress)
 
     evidence = replace(evidence, trajectories=made([case.prompt for case in cases], GENERATIONS))
-    if mistaken:
-        evidence = replace(evidence, recovered=made(mistaken, RECOVERIES))
+    if RECOVERIES in mistaken:
+        evidence = replace(evidence, recovered=made(mistaken[RECOVERIES], RECOVERIES))
+    if PLAUSIBLE in mistaken:
+        evidence = replace(evidence, recovered_plausible=made(mistaken[PLAUSIBLE], PLAUSIBLE))
     return replace(
         record,
         measures=tuple(measure for metric in chosen for measure in metric.measure(evidence)),
@@ -107,7 +126,7 @@ def evaluate(
 
 def describe_saved(folder: str | Path) -> str:
     """One sentence about the generations that an interrupted evaluation has saved."""
-    kept = {name: count_kept(Path(folder) / name) for name in (GENERATIONS, RECOVERIES)}
+    kept = {name: count_kept(Path(folder) / name) for name in (GENERATIONS, RECOVERIES, PLAUSIBLE)}
     places = [f"{count} in {Path(folder) / name}" for name, count in kept.items() if count]
     return f"Generations kept: {', '.join(places)}." if places else "There are no generations yet."
 
@@ -116,6 +135,10 @@ def documentation(*, of_metrics: bool = True) -> dict[str, list[tuple[str, str]]
     """Heading → names of metrics, or of a task's options, with their help texts."""
     options = {f"Task {name}, measured by {', '.join(kind.metrics)}": explained(kind) for name, kind in TASKS.items()}
     return ({"Metrics": [(name, metric.help) for name, metric in METRICS.items()]} if of_metrics else {}) | options
+
+
+def _name(policy: Policy) -> str:
+    return policy.base.name_or_path or type(policy.base).__name__
 
 
 def _sampling(task: Task, seed: int | None, given: Mapping[str, Any]) -> Sampling:

@@ -13,7 +13,10 @@ from sequencematch.metrics import Measure, signature
 
 @dataclass(frozen=True)
 class Record:
-    """Measures of one policy on one task. `weights` and `data` are digests of its weights and of the rows."""
+    """Measures of one policy on one task. `weights` and `data` are digests of its weights and of the rows.
+
+    `wrong_tokens` says where mistakes were drawn from, and `scorer` who chose the plausible ones.
+    """
 
     model: str
     weights: str
@@ -31,6 +34,8 @@ class Record:
     machine: str
     seconds: float
     command: str | None = None
+    wrong_tokens: str | None = None
+    scorer: str | None = None
 
     @property
     def task_signature(self) -> str:
@@ -50,6 +55,8 @@ class Record:
             **self.sampling,
             "seed": self.seed,
             "mistakes": self.mistakes,
+            "wrong tokens": self.wrong_tokens,
+            "scorer": self.scorer,
             "texts": "after the prompt",
             **self.versions,
         }

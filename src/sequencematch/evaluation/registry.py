@@ -42,8 +42,9 @@ ENCODER = "gpt2-large"
 class Evidence:
     """The input of metrics: a policy, a task, its test cases, and the trajectories that the policy generated.
 
-    `trajectories` start from the prompts, `recovered` from prompts with a mistake. Both are empty before generation;
-    `recovered` stays empty unless a metric needs it.
+    `trajectories` start from the prompts, `recovered` from prompts with a mistake drawn at random, and `recovered_plausible`
+    from prompts with a plausible one. All are empty before generation; the last two stay empty unless they are needed.
+    `wrong_tokens` says where random mistakes come from, and `scorer` who chose the plausible ones.
     """
 
     policy: Policy
@@ -53,6 +54,9 @@ class Evidence:
     encoder: Encoder | None = None
     trajectories: Sequence[Trajectory] = ()
     recovered: Sequence[Trajectory] = ()
+    recovered_plausible: Sequence[Trajectory] = ()
+    wrong_tokens: str | None = None
+    scorer: str | None = None
 
     def are_right(self, trajectories: Sequence[Trajectory]) -> list[bool]:
         """Whether each trajectory ends in the right answer; False if the question itself was altered."""
@@ -171,8 +175,15 @@ def _accuracy(evidence: Evidence) -> Sequence[Measure]:
 
 
 def _recovery(evidence: Evidence) -> Sequence[Measure]:
-    deletes_first = [trajectory.chosen[0] == trajectory.space.bkspc for trajectory in evidence.recovered]
-    return recovery(deletes_first, evidence.are_right(evidence.recovered))
+    measures: list[Measure] = []
+    for trajectories, wrong, kind in (
+        (evidence.recovered, f"drawn from {evidence.wrong_tokens}", ""),
+        (evidence.recovered_plausible, f"likeliest by {evidence.scorer}", ", plausible"),
+    ):
+        if trajectories:
+            deletes_first = [trajectory.chosen[0] == trajectory.space.bkspc for trajectory in trajectories]
+            measures += recovery(deletes_first, evidence.are_right(trajectories), wrong, kind)
+    return measures
 
 
 def _own_errors(evidence: Evidence) -> Sequence[Measure]:
@@ -211,7 +222,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "accuracy": Metric("Share of right answers (§6.1).", _accuracy, _check_answers, judges=True),
         "recovery": Metric(
-            "After a mistake: share of first actions that delete, and of answers right in the end (§6.1).",
+            "After a mistake: share of first actions that delete, and of answers right in the end (§6.1). With --scorer also "
+            "after a plausible mistake.",
             _recovery,
             _check_answers,
             judges=True,

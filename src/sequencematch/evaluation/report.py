@@ -53,17 +53,14 @@ def report(record: Record) -> str:
             "",
         ]
         lines += _sample_table(plain) if is_short else _sample_blocks(plain)
-    mistaken = [sample for sample in record.samples if sample.given]
-    if mistaken:
-        wrong = "a wrong token" if record.mistakes == 1 else f"{record.mistakes} wrong tokens"
-        lines += [
-            "",
-            "## After a mistake",
-            "",
-            f"The same rows, with a correct prefix of the answer and {wrong} after the prompt.",
-            "",
-        ]
-        lines += _sample_table(mistaken)
+    wrong = "a wrong token" if record.mistakes == 1 else f"{record.mistakes} wrong tokens"
+    drawn = "" if record.wrong_tokens is None else f", drawn from {escaped(record.wrong_tokens)}"
+    chosen = f", the likeliest by {escaped(record.scorer or '')}"
+    for is_plausible, heading, which in ((False, "a mistake", drawn), (True, "a plausible mistake", chosen)):
+        mistaken = [sample for sample in record.samples if sample.given and sample.is_plausible == is_plausible]
+        if mistaken:
+            after = f"The same rows, with a correct prefix of the answer and {wrong} after the prompt{which}."
+            lines += ["", f"## After {heading}", "", after, "", *_sample_table(mistaken)]
     lines += ["", "## Signatures", "", "```text", record.signature]
     lines += [*(measure.signature for measure in record.measures), "```"]
     if record.command is not None:

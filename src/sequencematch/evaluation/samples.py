@@ -1,7 +1,7 @@
 """A few generations as samples, with their deletions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.pieces import Decode, Piece, pieces, text_behind
@@ -18,7 +18,7 @@ class Sample:
     """One generation as text. `given` is the text after the question in the prompt: a correct prefix and a mistake, or nothing.
 
     `written` is everything written, in order, after the deleted part of the prompt, if any. `final` is the final text after the
-    question, or the whole final text if the question was altered.
+    question, or the whole final text if the question was altered. `is_plausible` says whether the mistake was.
     """
 
     question: str
@@ -27,16 +27,22 @@ class Sample:
     final: str
     reference: str
     is_right: bool | None
+    is_plausible: bool = False
 
 
 def samples(evidence: Evidence, *, judge: bool) -> tuple[Sample, ...]:
-    """Samples of the first rows, without and with a mistake. With `judge`, each is marked right or wrong."""
+    """Samples of the first rows, without and with mistakes. With `judge`, each is marked right or wrong."""
     show = decoder(evidence.policy.tokenizer)
-    return tuple(
+    found = [
         _sample(evidence, case, trajectory, show, judge=judge)
         for trajectories in (evidence.trajectories, evidence.recovered)
         for case, trajectory in list(zip(evidence.cases, trajectories, strict=False))[:SAMPLES]
-    )
+    ]
+    found += [
+        replace(_sample(evidence, case, trajectory, show, judge=judge), is_plausible=True)
+        for case, trajectory in list(zip(evidence.cases, evidence.recovered_plausible, strict=False))[:SAMPLES]
+    ]
+    return tuple(found)
 
 
 def _sample(evidence: Evidence, case: Case, trajectory: Trajectory, show: Decode, *, judge: bool) -> Sample:

@@ -42,9 +42,18 @@ MISTAKEN = (
     "In base 2, what is 1101 + 110? Solution: 1000",
 )
 OBJECTIVES: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequencematch": "SequenceMatch"})
-#: The measures that are compared, in this order: name → heading.
+#: The measures that are compared, in this order, as bars and in the table: name → heading.
 COMPARED: Mapping[str, str] = MappingProxyType(
     {"accuracy": "right", "deletes first": "deletes a wrong digit", "recovers": "right despite it"}
+)
+#: More of them, in the table alone. Plausible wrong digits are those that the base model, the same for all, finds likeliest.
+ALSO_SHOWN: Mapping[str, str] = MappingProxyType(
+    {
+        "deletes first, plausible": "deletes a plausible one",
+        "recovers, plausible": "right despite it",
+        "own errors deleted": "own wrong digits deleted",
+        "right tokens deleted": "own right digits deleted",
+    }
 )
 
 
@@ -75,6 +84,10 @@ class Outcome:
     def __getitem__(self, name: str) -> Measure:
         """The measure of this name."""
         return next(measure for measure in self.measures if measure.name == name)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it was measured; results of older versions have fewer measures."""
+        return any(measure.name == name for measure in self.measures)
 
 
 def task(budget: Budget) -> Arithmetic:
@@ -164,7 +177,7 @@ def fine_tune(objective: str, budget: Budget, seed: int, save_to: Path | None) -
         trainer.train()
     trained = time.perf_counter()
     policy = trainer.model.eval()
-    record = evaluate(policy, questions, batch_size=256)
+    record = evaluate(policy, questions, batch_size=256, scorer=BASE)
     if save_to is not None:
         policy.save_pretrained(save_to)
     logs = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
@@ -231,14 +244,22 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     """Objectives side by side: means over seeds, with the bootstrap's interval, or for several seeds with their range."""
     count = outcomes[0]["accuracy"].count
     drawn = Table(
-        title=f"Percent of {count} questions not seen in training", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+        title=f"Percent of {count} questions not seen in training",
+        title_style="",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    for heading in ("", *COMPARED.values()):
-        drawn.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for objective, name in OBJECTIVES.items():
-        of = [outcome for outcome in outcomes if outcome.objective == objective]
-        if of:
-            drawn.add_row(name, *(_cell([outcome[measure] for outcome in of]) for measure in COMPARED))
+    by_objective = {
+        name: [outcome for outcome in outcomes if outcome.objective == objective]
+        for objective, name in OBJECTIVES.items()
+    }
+    by_objective = {name: of for name, of in by_objective.items() if of}
+    for heading in ("", *by_objective):
+        drawn.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
+    for measure, heading in {**COMPARED, **ALSO_SHOWN}.items():
+        if all(measure in outcome for outcome in outcomes):
+            drawn.add_row(heading, *(_cell([outcome[measure] for outcome in of]) for of in by_objective.values()))
     return drawn
 
 
@@ -274,6 +295,9 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def _cell(measures: Sequence[Measure]) -> str:
+    measures = [measure for measure in measures if measure.count]
+    if not measures:
+        return "–"  # a share of nothing
     if len(measures) == 1:
         low, high = measures[0].low, measures[0].high
     else:

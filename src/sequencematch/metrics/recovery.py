@@ -37,15 +37,20 @@ def append_mistake(
     return (*completion[:kept], first, *(draw(pool) for _ in range(mistakes - 1)))
 
 
-def recovery(deletes_first: Sequence[bool], is_right: Sequence[bool]) -> tuple[Measure, Measure]:
-    """After a mistake: the share of first actions that are `<bkspc>`, and the share of completions right in the end   (§6.1)."""
+def recovery(
+    deletes_first: Sequence[bool], is_right: Sequence[bool], wrong: str | None = None, kind: str = ""
+) -> tuple[Measure, Measure]:
+    """After a mistake: the share of first actions that are `<bkspc>`, and the share of completions right in the end   (§6.1).
+
+    `wrong` says in the signature where the wrong tokens come from, and `kind` follows the names of the measures.
+    """
     check_some("deletes_first", len(deletes_first))
     if len(deletes_first) != len(is_right):
         raise ValueError(
             f"`deletes_first` and `is_right` must have one entry per completion. Got {len(deletes_first)} and {len(is_right)}."
         )
-    facts = {"after": "mistakes", "mean": "completions"}
+    facts = {"after": "mistakes", "wrong tokens": wrong, "mean": "completions"}
     return (
-        mean_of("deletes first", np.array(deletes_first, dtype=np.float64), facts),
-        mean_of("recovers", np.array(is_right, dtype=np.float64), facts),
+        mean_of(f"deletes first{kind}", np.array(deletes_first, dtype=np.float64), facts),
+        mean_of(f"recovers{kind}", np.array(is_right, dtype=np.float64), facts),
     )
