@@ -61,7 +61,7 @@ def test_a_token_that_begins_the_right_text_is_not_wrong() -> None:
         found[:, [a, ab, c]] = torch.tensor([3.0, 2.0, 1.0])
         return found
 
-    scorer.action_logits = logits  # type: ignore[method-assign, assignment]
+    scorer.action_logits = logits  # type: ignore[method-assign]
     assert chosen(scorer, [{"prompt": "x", "completion": "ab"}]) == ["xc"]
     assert chosen(scorer, [{"prompt": "x", "completion": "b"}]) == ["xa"]  # control
 

@@ -45,6 +45,11 @@ def test_what_is_set_stays(tmp_path: Path) -> None:
     assert choose(args, 64, NOISY)[1] == {}
 
 
+def test_what_the_objective_does_not_use_is_not_shown(tmp_path: Path) -> None:
+    names = [list(choose(config(tmp_path, objective=o, **OPEN), 64, NOISY)[1]) for o in ("sequencematch", "bc", "mle")]
+    assert names == [[*OPEN, "noise_source"], ["max_length", "noise_source"], ["max_length"]]
+
+
 def test_a_run_in_epochs_is_counted_in_steps(tmp_path: Path) -> None:
     """12 rows in batches of 4, two of which make a step: 2 steps an epoch, 60 in 30 epochs."""
     epochs = {"max_steps": -1, "num_train_epochs": 30, "gradient_accumulation_steps": 2}

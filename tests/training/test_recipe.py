@@ -4,6 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import re
+import runpy
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +232,29 @@ def test_the_examples_answers_are_right_and_their_noise_is_the_digits_of_the_bas
             sum_ = int(left, base) + int(right, base) * (1 if sign == "+" else -1)
             assert (row["completion"][0], int(row["completion"], base)) == (" ", sum_)
             assert row["noise_tokens"] == [str(digit) for digit in range(base)]
+
+
+def test_the_dates_are_right_and_their_recipe_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runpy.run_path(str(EXAMPLES / "dates.py"))["main"](tmp_path / "out" / "dates")
+    monkeypatch.chdir(tmp_path)
+    train, test = (
+        [json.loads(line) for line in (tmp_path / "out" / "dates" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "test")
+    )
+    assert (len(train), len(test)) == (4000, 300)
+    assert not {row["completion"] for row in train} & {row["completion"] for row in test}
+    months = {date(2000, month, 1).strftime("%B"): month for month in range(1, 13)}
+    for row in test:
+        words = re.findall(r"\w+", row["prompt"].removesuffix("? Solution:").replace("th of", ""))
+        month = next((months[word] for word in words if word in months), None)
+        numbers = [int(word) for word in words if word not in months]
+        day, year = numbers[0], numbers[-1]
+        assert row["completion"] == f" {date(year, numbers[1] if month is None else month, day).isoformat()}"
+    short = tmp_path / "out" / "dates" / "train.jsonl"
+    short.write_text("".join(json.dumps(row) + "\n" for row in train[:50]))
+    shown = summary(read_recipe(EXAMPLES / "dates.yaml", ["--use-cpu"]))
+    assert yaml.safe_load(shown)["noise_source"] == "tokens"
+    assert "\n# dataset: 50 rows" in shown
 
 
 def test_the_small_example_runs_and_half_its_steps_reach_the_rollouts(

@@ -48,7 +48,7 @@ class PathStar(Task):
     train_size: int = field(default=200_000, metadata={"help": "Graphs to train on."})
     test_size: int = field(default=2_000, metadata={"help": "Graphs held out."})
     seed: int = field(default=0, metadata={"help": "Which graphs are drawn."})
-    max_new_tokens: int | None = field(  # type: ignore[assignment]  # a number after __post_init__
+    max_new_tokens: int | None = field(  # a number after __post_init__
         default=None,
         metadata={"help": "Longest answer in tokens. Default: length, for one token a node."},
     )

@@ -60,7 +60,7 @@ class Sudoku(Task):
     train_size: int = field(default=100_000, metadata={"help": "Rows to train on, made from these puzzles."})
     test_size: int = field(default=500, metadata={"help": "Puzzles held out, one row each."})
     seed: int = field(default=0, metadata={"help": "Which puzzles are drawn."})
-    max_new_tokens: int | None = field(  # type: ignore[assignment]  # a number after __post_init__
+    max_new_tokens: int | None = field(  # a number after __post_init__
         default=None,
         metadata={
             "help": "Longest answer in tokens. Default: holes, or the most cells that can be empty; one token each."

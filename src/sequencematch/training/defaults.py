@@ -24,7 +24,7 @@ def left_open(args: SequenceMatchConfig) -> list[str]:
 def choose(
     args: SequenceMatchConfig, context: int | None, rows: Any
 ) -> tuple[SequenceMatchConfig, dict[str, int | str]]:
-    """A copy of the settings with none left open, and the settings that were chosen.
+    """A copy of the settings with none left open, and those that were chosen and that the objective uses.
 
     A run that is resumed keeps what it chose when it began, also in an older version of this library. `context` is the
     model's, None if it is not known yet.
@@ -41,7 +41,9 @@ def choose(
     args = copy.copy(args)
     for name, value in chosen.items():
         setattr(args, name, value)
-    return args, chosen
+    unused = () if args.objective_value.rolls_out else ("bc_steps", "bc_anneal_steps")
+    unused += () if args.noise_rate else ("noise_source",)
+    return args, {name: value for name, value in chosen.items() if name not in unused}
 
 
 def num_steps(args: SequenceMatchConfig, rows: Any) -> int | None:
