@@ -68,7 +68,7 @@ MALFORMED: list[tuple[Any, str]] = [
     ({"input_ids": [5, 6], "attention_mask": 3}, "must have a list in `attention_mask`. Got 3."),
     ({"input_ids": [5, 6], "completion_mask": 3}, "must have a list in `completion_mask`. Got 3."),
     ({"input_ids": [5, 6], "labels": 5}, "must have a list in `labels`. Got 5."),
-    ({**PAIR, "noise_tokens": None}, "must have a list in `noise_tokens`. Got None."),
+    ({**PAIR, "noise_tokens": None}, "must have a column `noise_tokens` for"),
     ({**PAIR, "noise_tokens": 5}, "must have a list in `noise_tokens`. Got 5."),
     ({**PAIR, "noise_tokens": {"0": 1}}, "must have a list in `noise_tokens`. Got {'0': 1}."),
     ({**PAIR, "noise_tokens": [1.5, 2]}, "must have token ids in `noise_tokens`: whole numbers from 0 on. Got 1.5."),

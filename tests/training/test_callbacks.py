@@ -80,12 +80,15 @@ def warned(monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, float]], rank:
 
 
 def test_rollouts_that_go_wrong_three_lines_in_a_row_are_spoken_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut, fine = {"completions/clipped_ratio": 0.5}, {"completions/clipped_ratio": 0.49}
+    cut, fine = ({"completions/clipped_ratio": share, "rollouts/right": 0.1} for share in (0.5, 0.49))
     said = ["warning: 50% of the rollouts are cut: the policy writes and deletes without end; train more."]
     assert warned(monkeypatch, [cut, cut, {"loss": 1.0}, cut, cut, cut]) == said
     assert warned(monkeypatch, [cut, cut, fine, cut, cut]) == []
     assert warned(monkeypatch, [cut] * 3, rank=1) == []
-    right = {"rollouts/right_deleted": 0.1}
+    text = {"completions/clipped_ratio": 0.9, "completions/backspace_rate": 0.19}  # long, perhaps
+    assert warned(monkeypatch, [text] * 3) == []
+    assert len(warned(monkeypatch, [text | {"completions/backspace_rate": 0.2}] * 3)) == 1
+    right = {"rollouts/right_deleted": 0.1, "rollouts/right": 0.1}
     assert warned(monkeypatch, [right] * 4) == ["warning: 10% of the right tokens are deleted; train more."]
 
 

@@ -95,6 +95,8 @@ TOO_HIGH: Mapping[str, tuple[float, str]] = {
     "completions/clipped_ratio": (0.5, "rollouts are cut: the policy writes and deletes without end"),
     "rollouts/right_deleted": (0.1, "right tokens are deleted"),
 }
+#: The share of deletions from where on plain text that is cut is suspicious.
+MUCH_DELETED = 0.2
 #: Log lines in a row after which it is said.
 PATIENCE = 3
 
@@ -112,6 +114,8 @@ class RolloutWarnings(TrainerCallback):
         for name, (limit, meaning) in TOO_HIGH.items():
             if not logs or name not in logs:
                 continue
+            if "rollouts/right" not in logs and logs["completions/backspace_rate"] < MUCH_DELETED:
+                continue  # plain text may be cut because it is long
             self.in_a_row[name] = self.in_a_row[name] + 1 if logs[name] >= limit else 0
             if self.in_a_row[name] == PATIENCE and state.is_world_process_zero:
                 with tqdm.external_write_mode():
