@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.report import markdown, read
 from benchmarks.suites import SUITES
+from sequencematch.evaluation import Record
 from sequencematch.experiments import demo
+from sequencematch.metrics import Measure
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
@@ -101,6 +103,32 @@ def test_the_readmes_comparison_is_what_was_measured() -> None:
         cells = [[100 * outcome[measure].value for outcome in of] for measure in demo.COMPARED]
         shown = [f"{sum(c) / 3:.1f} [{min(c):.1f}, {max(c):.1f}]" if any(c) else "0" for c in cells]
         assert rows[name].split(" | ") == shown
+
+
+def test_the_numbers_of_the_guide_to_noise_are_what_was_measured() -> None:
+    """The table has a row for each run; its last two columns are measured at temperature 1."""
+    guide = (ROOT / "docs" / "noise.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (0\.\d+) \| (.*) \|$", guide, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for source, rate, cells in rows:
+        name = f"bc_{source}_{rate}"
+        found = [*measured(name, "accuracy", "recovers", "recovers, plausible")]
+        found += measured(f"{name}_temperature_1", "own errors deleted", "right tokens deleted")
+        assert cells.split(" | ") == [f"{100 * m.value:.1f} [{100 * m.low:.1f}, {100 * m.high:.1f}]" for m in found]
+    for measure in measured("run", "accuracy", "recovers", "deletes first, plausible", "recovers, plausible"):
+        value, interval = str(measure).removeprefix(f"{measure.name} ").split(" ", 1)
+        shown = rf"│ {measure.name} +│ +{value} │ +{interval.strip('[]').replace(', ', ' – ')} │ 300 │"
+        assert re.search(shown, guide), measure
+    (flattering,) = measured("bc_uniform_0.2_vocabulary", "recovers")
+    assert f"recovers from {100 * flattering.value:.1f} % of mistakes drawn from the whole vocabulary" in guide
+    (with_space,) = measured("run_space", "recovers, plausible")
+    assert f"{100 * with_space.value:.1f} %" in guide
+
+
+def measured(name: str, *measures: str) -> list[Measure]:
+    """Measures of a run on dates."""
+    record = Record.from_json((ROOT / "results" / "dates" / f"{name}.json").read_text())
+    return [next(measure for measure in record.measures if measure.name == wanted) for wanted in measures]
 
 
 def test_every_name_in_paper_to_code_exists() -> None:

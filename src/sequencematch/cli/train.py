@@ -42,7 +42,7 @@ def train(
 
     Rows of a dataset have the columns text, prompt and completion, or messages. With noise_source: tokens they also
     have noise_tokens, a list of the tokens that noise may insert, or such a list for each token of the completion; and
-    perhaps noise_ends, in which half of its bursts end.
+    perhaps noise_ends, in which half of its bursts end. docs/noise.md says which noise to choose.
 
     SIGTERM, as a preempted job gets it, ends a run after the step, with a checkpoint and exit code 143; so does
     stop_after_minutes, with 124. An interrupted run writes no OUTPUT_DIR/final.

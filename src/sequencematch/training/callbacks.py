@@ -22,7 +22,7 @@ SHOWN: Mapping[str, str] = {
     "bc_weight": "bc weight {:.2f}",
     "objective": "Ĵ {:.4f}",
     "completions/backspace_rate": "deletes {:.1%}",
-    "rollouts/right_deleted": "right deleted {:.1%}",
+    "rollouts/right_deleted": "of right tokens {:.1%}",
     "completions/clipped_ratio": "cut {:.0%}",
     "completions/mean_length": "length {:.1f}",
     "grad_norm": "grad norm {:.2f}",

@@ -227,7 +227,7 @@ class SequenceMatchConfig(TrainingArguments):
         if self.noise_rate and not self.objective_value.deletes:
             raise ValueError(
                 f"`noise_rate` would be ignored: objective {self.objective!r} does not use <bkspc>. Got {self.noise_rate}; "
-                f"leave it out, or use objective 'bc' or 'sequencematch'."
+                f"leave it out or set it to 0, or use objective 'bc' or 'sequencematch'."
             )
         if self.noise_burst > 1 and not self.noise_rate:
             raise ValueError(
