@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup test test-fast lint format demo bench clean
+.PHONY: setup test test-fast lint format demo kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -31,6 +31,9 @@ format: setup  ## rewrite the code the way the check wants it
 
 demo: setup  ## a model deletes wrong digits; then three ways to train it are compared
 	$(BIN)/sequencematch demo
+
+kills: setup  ## kill training runs at 200 random file-system calls and compare each, resumed, with a run that was not: half an hour
+	$(BIN)/python -m tests.training.kills 200
 
 bench: setup  ## training and sampling beside plain Hugging Face and the paper's recipe, on one thread; BENCH=--quick takes two minutes
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -67,6 +67,7 @@ SLOW = (
     "tests/policy/test_quantized.py",
     "tests/policy/test_prompts.py::test_bad_input",
     "tests/policy/test_search.py",
+    "tests/policy/test_storage.py",
     "tests/policy/test_threads.py",
     "tests/policy/test_verdicts.py",
     "tests/tasks/test_arithmetic.py::test_the_sizes_are_the_papers_by_default",
@@ -76,11 +77,15 @@ SLOW = (
     "tests/training/test_defaults.py",
     "tests/training/test_distributed.py",
     "tests/training/test_losses.py",
+    "tests/training/test_finite.py",
+    "tests/training/test_kills.py",
     "tests/training/test_overfitting.py",
     "tests/training/test_recipe.py",
     "tests/training/test_replay.py",
     "tests/training/test_resume.py",
     "tests/training/test_sft_curve.py",
+    "tests/training/test_stopping.py",
+    "tests/training/test_streams.py",
     "tests/training/test_trainer.py",
 )
 

@@ -27,7 +27,7 @@ class Watch:
 
     def __init__(self, folder: Path, last: int | None, die: Die) -> None:
         self.folder, self.last, self.die = str(folder), last, die
-        self.count = 0
+        self.count, self.is_dying = 0, False
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
         """One audit event."""
@@ -37,8 +37,12 @@ class Watch:
             return
         if not os.path.abspath(arguments[0]).startswith(self.folder):
             return
-        if self.last is not None and self.count >= self.last:
-            self.die()
+        if self.last is not None and self.count >= self.last and not self.is_dying:
+            self.is_dying = True  # what `die` itself changes is not seen
+            try:
+                self.die()
+            finally:
+                self.is_dying = False
         self.count += 1
 
 

@@ -55,6 +55,10 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+#: Of the clock, or of one call of `train` and not of the run, as transformers has it.
+NOT_OF_THE_RUN = ("step_seconds", "rollouts/seconds", "_runtime", "_per_second", "train_loss")
+
+
 @dataclass(frozen=True)
 class Kill:
     """A point of a run, counted in the run's own events and not in time, so that it is the same one each time.
@@ -176,6 +180,34 @@ def outcome(trained: SequenceMatchTrainer, records: Sequence[Mapping[str, Any]])
         "buffer": (buffer.made, buffer.drawn, [(e.version, _numbers(e.trajectory)) for e in buffer.rollouts]),
         "log": trained.state.log_history,
     }
+
+
+def assert_same(ours: Mapping[str, Any], reference: Mapping[str, Any], *, after: int = 0) -> None:
+    """All that a run did from a step on, and all that it ended with, to the last bit."""
+    assert ours["steps"] == reference["steps"][after:], "steps differ"
+    assert ours["buffer"] == reference["buffer"], "buffers differ"
+    assert ours["parameters"].keys() == reference["parameters"].keys()
+    for name, tensor in reference["parameters"].items():
+        assert torch.equal(ours["parameters"][name], tensor), f"parameters differ: {name}"
+    assert_equal_states(ours["optimizer"], reference["optimizer"])
+    assert [of_the_run(line) for line in ours["log"]] == [of_the_run(line) for line in reference["log"]], "logs differ"
+
+
+def assert_equal_states(ours: Any, reference: Any) -> None:
+    """The optimizer's nested state."""
+    if isinstance(reference, dict):
+        assert ours.keys() == reference.keys(), "optimizers differ"
+        for key, value in reference.items():
+            assert_equal_states(ours[key], value)
+    elif isinstance(reference, torch.Tensor):
+        assert torch.equal(ours, reference), "optimizers differ"
+    else:
+        assert ours == reference, "optimizers differ"
+
+
+def of_the_run(line: Mapping[str, float]) -> dict[str, float]:
+    """A log line without what is different each time."""
+    return {name: value for name, value in line.items() if not name.endswith(NOT_OF_THE_RUN)}
 
 
 def run(folder: Path, record: Path, *, resume: bool = False, kill: Kill | None = None) -> None:

@@ -5,7 +5,7 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,13 +21,11 @@ from sequencematch.training import checkpoints
 from sequencematch.training.replay import ReplayBuffer
 from sequencematch.training.signals import Signals
 from tests.training import resumable_run
-from tests.training.resumable_run import ROWS, STEPS, Kill, run_folder
+from tests.training.resumable_run import ROWS, STEPS, Kill, assert_same, run_folder
 
 SEED = 7
 #: About as many calls as a step has.
 CALLS = 60_000
-#: Of the clock, or of one call of `train` and not of the run, as transformers has it.
-NOT_OF_THE_RUN = ("step_seconds", "rollouts/seconds", "_runtime", "_per_second", "train_loss")
 
 
 def random_kills(seed: int, count: int) -> list[Kill]:
@@ -49,34 +47,6 @@ CASES: dict[str, list[Kill]] = {
     "removing_an_old_one": [Kill(14, "removal")],
     "after_the_last_checkpoint": [Kill(STEPS, "end")],
 }
-
-
-def assert_same(ours: Mapping[str, Any], reference: Mapping[str, Any], *, after: int = 0) -> None:
-    """All that a run did from a step on, and all that it ended with, to the last bit."""
-    assert ours["steps"] == reference["steps"][after:], "steps differ"
-    assert ours["buffer"] == reference["buffer"], "buffers differ"
-    assert ours["parameters"].keys() == reference["parameters"].keys()
-    for name, tensor in reference["parameters"].items():
-        assert torch.equal(ours["parameters"][name], tensor), f"parameters differ: {name}"
-    assert_equal_states(ours["optimizer"], reference["optimizer"])
-    assert [of_the_run(line) for line in ours["log"]] == [of_the_run(line) for line in reference["log"]], "logs differ"
-
-
-def assert_equal_states(ours: Any, reference: Any) -> None:
-    """The optimizer's nested state."""
-    if isinstance(reference, dict):
-        assert ours.keys() == reference.keys(), "optimizers differ"
-        for key, value in reference.items():
-            assert_equal_states(ours[key], value)
-    elif isinstance(reference, torch.Tensor):
-        assert torch.equal(ours, reference), "optimizers differ"
-    else:
-        assert ours == reference, "optimizers differ"
-
-
-def of_the_run(line: Mapping[str, float]) -> dict[str, float]:
-    """A log line without what is different each time."""
-    return {name: value for name, value in line.items() if not name.endswith(NOT_OF_THE_RUN)}
 
 
 def names(folder: Path) -> tuple[list[str], list[str]]:

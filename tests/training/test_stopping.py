@@ -12,8 +12,8 @@ from sequencematch.training import SequenceMatchTrainer, StoppedEarlyError, chec
 from sequencematch.training.stopping import Reason, StopEarly, stopped_by_sigterm
 from tests.cli.program import check_error, run
 from tests.training import resumable_run, tiny_run
+from tests.training.resumable_run import assert_same
 from tests.training.test_recipe import check_same, file, model, weights, write
-from tests.training.test_resume import assert_same
 
 __all__ = ["file", "model"]  # fixtures
 
