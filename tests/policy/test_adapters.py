@@ -102,6 +102,9 @@ def test_the_rows_of_end_tokens_are_trained_unless_the_config_says_what_is() -> 
     assert trained_rows(llama(), (1, 7)) == [f"lm_head.{rows} (2, {HIDDEN})"]
     assert trained_rows(llama(tie_word_embeddings=True), (1,)) == [f"lm_head.{rows} (1, {HIDDEN})"]
     assert trained_rows(llama(), (1,), trainable_token_indices={}) == []
+    wrong = peft.LoraConfig(r=4, target_modules=["lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="`peft_config` must leave the output layer alone"):
+        Policy(with_adapter(llama(), wrong, (1,)))
     (whole,) = trained_rows(llama(), (1,), modules_to_save=["lm_head"])
     assert whole.startswith("lm_head.modules_to_save.default.weight (")
 

@@ -237,7 +237,7 @@ def test_together_they_have_at_most_ten_megabytes() -> None:
 
 def test_the_wheel_is_built_from_the_folder_they_are_in_and_leaves_out_what_git_ignores() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["src/sequencematch"]}
+    assert wheel == {"packages": ["src/sequencematch"], "force-include": {"examples": "sequencematch/examples"}}
     files = [path for folder in BUNDLED.values() for path in folder.iterdir()]
     assert all(path.is_relative_to(ROOT / "src" / "sequencematch") for path in files)
     if not (ROOT / ".git").exists():

@@ -376,8 +376,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_over(file: Path)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a"}, "Row 12 of the dataset must have the columns `text`, `prompt` and `completion`"),
-        ({"prompt": "a", "completion": "b" * 40}, "Row 12 of the dataset must fit `max_length`=24."),
+        ({"prompt": "a"}, "words.jsonl, line 13) must have the columns `text`, `prompt` and `completion`"),
+        ({"prompt": "a", "completion": "b" * 40}, "words.jsonl, line 13) must fit `max_length`=24."),
         (
             {"prompt": "a", "completion": "b", "noise_tokens": ["%"]},
             "must have `noise_tokens` that are ids or tokens of",

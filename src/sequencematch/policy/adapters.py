@@ -17,15 +17,15 @@ def with_adapter(model: Any, config: Any, ends: Iterable[int]) -> Any:
     what to train of the output layer is used as it is: `trainable_token_indices={}` leaves all of it frozen.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import check_target_module_exists
 
     layer = model.get_output_embeddings()
-    name = next(name for name, module in model.named_modules() if module is layer).rpartition(".")[-1]
-    if (
-        isinstance(config, LoraConfig)
-        and config.trainable_token_indices is None
-        and name not in (config.modules_to_save or ())
-    ):
-        config = replace(config, trainable_token_indices={name: sorted(ends)})
+    place = next(name for name, module in model.named_modules() if module is layer)
+    name = place.rpartition(".")[-1]
+    if isinstance(config, LoraConfig) and config.trainable_token_indices is None:
+        is_adapted = config.target_modules not in (None, "all-linear") and check_target_module_exists(config, place)
+        if not is_adapted and name not in (config.modules_to_save or ()):
+            config = replace(config, trainable_token_indices={name: sorted(ends)})
     return get_peft_model(model, config)
 
 
