@@ -41,9 +41,8 @@ def choose(
     args = copy.copy(args)
     for name, value in chosen.items():
         setattr(args, name, value)
-    unused = {"bc_steps", "bc_anneal_steps"} if not args.objective_value.rolls_out else set()
-    if not args.noise_rate:
-        unused.add("noise_source")
+    unused = [] if args.objective_value.rolls_out else ["bc_steps", "bc_anneal_steps"]
+    unused += [] if args.noise_rate else ["noise_source"]
     return args, {name: value for name, value in chosen.items() if name not in unused}
 
 
