@@ -9,7 +9,8 @@ from transformers import TrainingArguments
 
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
-from sequencematch.training.config import OWN_FIELDS, PRESETS
+from sequencematch.training.config import OWN_FIELDS
+from sequencematch.training.presets import PRESETS
 from tests.policy.tiny_models import character_tokenizer
 from tests.training.tiny_run import config, rows, trainer
 

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer, recipe
-from sequencematch.training.config import OWN_FIELDS, PRESETS
+from sequencematch.training.config import OWN_FIELDS
+from sequencematch.training.presets import PRESETS
 from sequencematch.training.recipe import Recipe, documentation, read_recipe, run, summary
 from tests.policy.tiny_models import character_tokenizer, llama
 from tests.training import tiny_run

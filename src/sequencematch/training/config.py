@@ -12,6 +12,7 @@ from sequencematch.core.divergences import DIVERGENCES, Divergence, chi2_mixture
 from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
+from sequencematch.training.presets import PRESETS
 
 #: A setting that the run chooses itself: see `training/defaults.py`.
 AUTO = "auto"
@@ -371,44 +372,3 @@ class SequenceMatchConfig(TrainingArguments):
 _INHERITED = {f.name for f in fields(TrainingArguments)}
 #: The fields of `SequenceMatchConfig` that `TrainingArguments` doesn't have.
 OWN_FIELDS = tuple(f.name for f in fields(SequenceMatchConfig) if f.name not in _INHERITED)
-
-#: The paper's recipes for one process; for n, divide the batch size by n. Comments mark values not in the paper.
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "text": MappingProxyType(
-            {
-                "alpha": 0.01,
-                "gamma": 0.998,
-                "noise_rate": 0.001,
-                "bc_steps": 1000,
-                "bc_anneal_steps": 2000,
-                "max_steps": 5000,
-                "max_length": 1024,
-                "max_prompt_length": 256,
-                "max_completion_length": 512,
-                "per_device_train_batch_size": 32,
-                "learning_rate": 2e-4,  # not given; QLoRA's
-                "lr_scheduler_type": "cosine",
-                "warmup_steps": 2000,
-            }
-        ),
-        "arithmetic": MappingProxyType(
-            {
-                "alpha": 0.01,  # given for text only
-                "gamma": 0.998,  # given for text only
-                "noise_rate": 0.1,  # several levels are compared
-                "noise_source": "tokens",
-                "bc_steps": 10000,
-                "bc_anneal_steps": 2000,
-                "max_steps": 15000,  # not given; past the anneal of 2,000
-                "max_length": 128,  # not given
-                "max_completion_length": 32,  # not given
-                "completion_only_loss": True,
-                "per_device_train_batch_size": 32,
-                "learning_rate": 2e-4,  # not given; QLoRA's
-                "lr_scheduler_type": "cosine",
-                "warmup_steps": 2000,
-            }
-        ),
-    }
-)

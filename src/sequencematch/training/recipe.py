@@ -19,8 +19,9 @@ from sequencematch.data.rows import ENDINGS, ending, read_rows
 from sequencematch.data.spelling import check_choice
 from sequencematch.extras import require
 from sequencematch.training import checkpoints
-from sequencematch.training.config import OWN_FIELDS, PRESETS, SequenceMatchConfig
+from sequencematch.training.config import OWN_FIELDS, SequenceMatchConfig
 from sequencematch.training.inputs import prepare
+from sequencematch.training.presets import PRESETS
 from sequencematch.training.stopping import stopped_by_sigterm
 from sequencematch.training.trainer import SequenceMatchTrainer
 
