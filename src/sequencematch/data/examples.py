@@ -339,8 +339,10 @@ def _completion(prompt: list[int], whole: list[int], completion: str, tokenizer:
 
 
 def _noise_tokens(column: str, tokens: Any, tokenizer: Any) -> tuple[int, ...]:
-    ids = []
-    for token in entries(tokens, column):
+    listed, ids = entries(tokens, column), []
+    if not any(isinstance(token, str) for token in listed):
+        return tuple(token_ids(listed, column))
+    for token in listed:
         if isinstance(token, str):
             known = tokenizer.convert_tokens_to_ids(token) if tokenizer else None
             if known is None or (known == tokenizer.unk_token_id and token != tokenizer.unk_token):
