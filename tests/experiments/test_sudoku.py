@@ -73,11 +73,13 @@ def test_symmetries_of_arrays_reach_every_place_and_digit() -> None:
 
 
 def test_noise_of_a_row_is_the_digits_that_look_legal(puzzles: list[Puzzle]) -> None:
-    ids = ids_of(puzzles)
-    row = Rows(ids, has_noise=True)[0]
-    assert row["input_ids"] == ids[0].tolist()
-    assert row["completion_mask"] == [0] * PROMPT + [1] * 20
-    assert row["noise_tokens"] == [[ZERO + digit for digit in digits] for digits in legal_digits(puzzles[0])]
+    ids = rearranged(ids_of(puzzles), 60, np.random.default_rng(1))
+    made = Rows(ids, has_noise=True)
+    assert made[0]["input_ids"] == ids[0].tolist()
+    assert made[0]["completion_mask"] == [0] * PROMPT + [1] * 20
+    for number, row in enumerate(ids.tolist()):
+        wanted = [[ZERO + digit for digit in digits] for digits in legal_digits(as_puzzle(row))]
+        assert made[number]["noise_tokens"] == wanted
     assert "noise_tokens" not in Rows(ids, has_noise=False)[0]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from sequencematch.experiments.sudoku.cells import LONGEST_TRACE
-from sequencematch.tasks.sudoku import BOXES, EMPTY, Puzzle, Sudoku, legal_digits, units_of
+from sequencematch.tasks.sudoku import BOXES, EMPTY, Puzzle, Sudoku, units_of
 from sequencematch.tasks.vocabulary import SPECIAL, word_tokenizer
 
 SIZE = 6
@@ -22,6 +22,8 @@ ZERO = TOKENS["1"] - 1
 PLACES = [1 + line * (SIZE + 1) + column for line in range(SIZE) for column in range(SIZE)]
 #: Tokens of a prompt.
 PROMPT = 1 + SIZE * (SIZE + 1)
+#: A bit mask of digits → their tokens.
+_TOKENS_OF = [[ZERO + digit for digit in range(1, SIZE + 1) if mask >> digit & 1] for mask in range(2 << SIZE)]
 
 
 def new_tokenizer() -> Any:
@@ -63,6 +65,24 @@ def rearranged(ids: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     return np.concatenate(parts)
 
 
+def legal_masks(ids: np.ndarray) -> np.ndarray:
+    """For each empty cell of each row [row, cell], a bit mask of the digits that look legal, as `tasks.sudoku.legal_digits`."""
+    given = np.maximum(ids[:, PLACES].astype(int) - ZERO, 0)
+    solution = given.copy()
+    solution[given == 0] = ids[:, PROMPT:].ravel().astype(int) - ZERO
+    used = np.zeros((len(ids), 3 * SIZE), np.uint8)
+    legal = np.zeros(given.shape, np.uint8)
+    units, every = units_of(SIZE), (2 << SIZE) - 2
+    for cell, digits in enumerate(given.T):
+        used[:, units[cell]] |= (1 << digits).astype(np.uint8)[:, None]
+    for cell, digits in enumerate(solution.T):
+        row, column, box = units[cell]
+        legal[:, cell] = every & ~(used[:, row] | used[:, column] | used[:, box])
+        used[:, units[cell]] |= (1 << digits).astype(np.uint8)[:, None]
+    found: np.ndarray = legal[given == 0].reshape(len(ids), -1)
+    return found
+
+
 def _shuffled_lines(count: int, thick: int, rng: np.random.Generator) -> np.ndarray:
     """[row, line]: lines in bands of `thick`; bands change places, and so do the lines in each."""
     bands = rng.random((count, SIZE // thick)).argsort(1)
@@ -71,11 +91,11 @@ def _shuffled_lines(count: int, thick: int, rng: np.random.Generator) -> np.ndar
 
 
 class Rows(Dataset[Mapping[str, Any]]):
-    """Puzzles with their answers; noise may be digits that look legal, which are found when a row is read."""
+    """Puzzles with their answers; noise may be digits that look legal."""
 
     def __init__(self, ids: np.ndarray, *, has_noise: bool) -> None:
         """`ids` [row, token]: prompts and answers."""
-        self.ids, self.has_noise = ids, has_noise
+        self.ids, self.legal = ids, legal_masks(ids) if has_noise else None
         self.mask = [0] * PROMPT + [1] * (ids.shape[1] - PROMPT)
 
     def __len__(self) -> int:
@@ -86,8 +106,8 @@ class Rows(Dataset[Mapping[str, Any]]):
         """A row as the trainer reads it."""
         ids = self.ids[row].tolist()
         found = {"input_ids": ids, "completion_mask": self.mask}
-        if self.has_noise:
-            found["noise_tokens"] = [[ZERO + digit for digit in digits] for digits in legal_digits(as_puzzle(ids))]
+        if self.legal is not None:
+            found["noise_tokens"] = [_TOKENS_OF[mask] for mask in self.legal[row].tolist()]
         return found
 
 

@@ -63,8 +63,8 @@ def _trained(cell: Cell, budget: Budget, folder: Path, ids: np.ndarray, **change
     is_traced = method.rows == "traces"
     settings = {
         "max_length": TRACE_CONTEXT if is_traced else PROMPT + 4 * cell.holes,
-        # Finding the legal digits of a batch takes as long as a step on a GPU.
-        "dataloader_num_workers": 1 if torch.cuda.is_available() else 0,
+        # Writing out the searches of a batch takes as long as a step on a GPU.
+        "dataloader_num_workers": 1 if is_traced and torch.cuda.is_available() else 0,
         **changes,
     }
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,4 +91,4 @@ def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) ->
     """Every cell that has no result yet, `jobs` at a time."""
     for cell in {cell.holes: cell for cell in cells}.values():
         load(cell, budget, folder)
-    networks.in_waves(partial(run_cell, budget=budget, folder=folder), cells, jobs)
+    networks.side_by_side(partial(run_cell, budget=budget, folder=folder), cells, jobs)
