@@ -8,11 +8,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sequencematch.data.files import write_files
 from sequencematch.training import SequenceMatchConfig
-
-C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -152,24 +150,43 @@ def once(path: Path, cell: Any, budget: Budget, run: Callable[[], Mapping[str, A
     return found
 
 
-def side_by_side(run: Callable[[C], Any], cells: Sequence[C], jobs: int) -> None:
-    """Call `run` on every cell, `jobs` at a time in processes of their own, each on one thread."""
-    if jobs == 1:
-        for cell in tqdm(cells, unit="network"):
-            run(cell)
-        return
+def side_by_side(run: Callable[[Any], Any], cells: Sequence[Any], jobs: int) -> None:
+    """Call `run` on every cell and before it on the one that it starts from, `jobs` at a time in processes of one thread each.
+
+    Earlier cells go first. If a cell fails, those that don't start from it still run, and the error is raised at the end.
+    """
+    waiting = list(dict.fromkeys(part for cell in cells for part in _with_starts(cell)))
+    with tqdm(total=len(waiting), unit="network") as bar:
+        if jobs == 1:
+            for cell in waiting:
+                run(cell)
+                bar.update()
+        else:
+            _in_processes(run, waiting, jobs, bar)
+
+
+def _in_processes(run: Callable[[Any], Any], waiting: list[Any], jobs: int, bar: Any) -> None:
+    running, done, errors = dict[Future[Any], Any](), set[Any](), list[BaseException]()
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for done in tqdm(as_completed([pool.submit(run, cell) for cell in cells]), total=len(cells), unit="network"):
-            done.result()
+        while True:
+            ready = [cell for cell in waiting if cell.start is None or cell.start in done]
+            for cell in ready[: jobs - len(running)]:
+                waiting.remove(cell)
+                running[pool.submit(run, cell)] = cell
+            if not running:
+                break
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                error, cell = ended.exception(), running.pop(ended)
+                errors += [error] if error else []
+                done |= set() if error else {cell}
+                bar.update()
+    if errors:
+        raise errors[0]
 
 
-def in_waves(run: Callable[[C], Any], cells: Sequence[C], jobs: int) -> None:
-    """`side_by_side` for the networks that others start from, and then for these others."""
-    waves: list[Sequence[Any]] = [cells]
-    while starts := list(dict.fromkeys(cell.start for cell in waves[0] if cell.start)):
-        waves.insert(0, starts)
-    for wave in waves:
-        side_by_side(run, wave, jobs)
+def _with_starts(cell: Any) -> list[Any]:
+    """The cells that a cell starts from, the first of them first, and itself."""
+    return [*(_with_starts(cell.start) if cell.start else []), cell]
 
 
 def arrays(path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:

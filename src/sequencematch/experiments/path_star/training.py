@@ -122,4 +122,4 @@ def run_cells(cells: Sequence[Cell], budget: Budget, folder: Path, jobs: int) ->
     """Every cell that has no result yet, `jobs` at a time, after the networks that they start from."""
     for shape in {(cell.arms, cell.length) for cell in cells}:
         load(Cell("mle", 0, *shape), budget, folder)
-    networks.in_waves(partial(run_cell, budget=budget, folder=folder), cells, jobs)
+    networks.side_by_side(partial(run_cell, budget=budget, folder=folder), cells, jobs)

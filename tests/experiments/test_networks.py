@@ -1,0 +1,44 @@
+"""Networks side by side: what runs before what, and what a failure stops."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sequencematch.experiments.networks import side_by_side
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A network that starts from another one, or fails."""
+
+    name: str
+    start: "Cell | None" = None
+
+
+def note(cell: Cell, folder: Path) -> None:
+    """Write what was there before; stands for training."""
+    if cell.name == "broken":
+        raise OSError("the disk is full")
+    (folder / cell.name).write_text(" ".join(sorted(path.name for path in folder.iterdir())))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_network_runs_once_and_after_the_one_it_starts_from(tmp_path: Path, jobs: int) -> None:
+    small = Cell("small")
+    large = Cell("large", small)
+    side_by_side(partial(note, folder=tmp_path), [Cell("b", large), Cell("a", large), Cell("c", small)], jobs)
+    before = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert set(before) == {"small", "large", "a", "b", "c"}
+    assert before["small"] == []
+    assert "small" in before["large"]
+    assert "small" in before["c"]
+    assert {"small", "large"} <= set(before["a"]) & set(before["b"])
+
+
+def test_a_failure_stops_only_the_networks_that_start_from_it(tmp_path: Path) -> None:
+    cells = [Cell("never", Cell("broken")), Cell("a", Cell("fine"))]
+    with pytest.raises(OSError, match="the disk is full"):
+        side_by_side(partial(note, folder=tmp_path), cells, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "fine"}
