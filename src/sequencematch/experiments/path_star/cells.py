@@ -49,6 +49,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             for gamma in (0.9, 0.99, 0.998)
         },
         "sequencematch α 0.5 γ 0.99, more on policy": Method(_sequencematch(0.5, 0.99, _UNIFORM, **_MORE_ON_POLICY)),
+        "sequencematch α 0.5 γ 0.99, bursts to the goal": Method(_sequencematch(0.5, 0.99, _BURSTS), rows=TO_THE_GOAL),
     }
 )
 #: The word for going back in written-out walks, and the input of teacherless training.

@@ -8,7 +8,7 @@ from typing import Any
 from sequencematch.experiments.networks import START, Budget, Method
 from sequencematch.tasks.sudoku import Sudoku
 
-GPU = Budget(layers=6, width=256, steps=4000, tuning_steps=1000, batch_size=256, test_rows=1000)
+GPU = Budget(layers=6, width=256, steps=5000, tuning_steps=1500, batch_size=128, test_rows=1000)
 CPU = Budget(layers=2, width=64, steps=60, tuning_steps=30, batch_size=32, test_rows=40)
 BUDGETS: Mapping[str, Budget] = MappingProxyType({"gpu": GPU, "cpu": CPU})
 
