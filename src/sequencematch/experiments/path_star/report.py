@@ -74,7 +74,7 @@ SHOWN: Mapping[str, tuple[str, str]] = {
 }
 #: Label → the ways that it joins: method, and the beginning of the decoding's name; and a colour.
 JOINED: Mapping[str, tuple[str, str, str]] = {
-    "BC, corrected: search": ("bc, corrected", "search", "#2f6f8f"),
+    "BC: search": ("bc", "search", "#2f6f8f"),
     "SequenceMatch: search": ("sequencematch α 0.5 γ 0.99", "search", "#7fb3c8"),
     "walks written out": ("mle, traces", "", "#8e5ea2"),
     "answers reversed": ("mle, reversed", "", "#5a8f5a"),
@@ -96,7 +96,7 @@ def draw(found: Sequence[Way], arms: int, length: int, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     here = [way for way in found if (way.arms, way.length) == (arms, length)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.6), layout="constrained", width_ratios=(1.1, 1))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained", width_ratios=(1.1, 1))
     _by_decoding(left, here, arms)
     left.set(xlabel=f"right, percent of new graphs ({arms} arms of {length})")
     _against_passes(right, here)
@@ -104,7 +104,7 @@ def draw(found: Sequence[Way], arms: int, length: int, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         columns = 4 if axes is left else 2
         axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 

@@ -21,6 +21,8 @@ from sequencematch.experiments.path_star.training import run_cells
 RESULTS, FIGURE = "results.json", "path_star.png"
 #: Whose p(`<bkspc>`) judges samples of next-token prediction.
 JUDGE = "bc, corrected"
+#: Seed 4 is left out: its start had not learnt to follow edges after 2,000 steps (loss 1.25), so no method could go on from it.
+SEEDS = (0, 1, 2, 3, 5)
 #: Peers that are trained on other rows, fewer seeds of which say enough.
 _PEERS = ("mle, reversed", "mle, traces", "mle, teacherless")
 _BEST = "bc, bursts to the goal, corrected"
@@ -37,11 +39,11 @@ def study(preset: str) -> list[Cell]:
     check_choice("--preset", preset, BUDGETS)
     if preset == "cpu":
         return [Cell(method, 0, arms=2, length=2) for method in ("mle", "bc", "bc, corrected")]
-    seeds, few, two = range(5), range(3), range(2)
+    few, two = SEEDS[:3], SEEDS[:2]
     others = ("mle", "bc, corrected", _EQUATION_4[0])
     return [
-        *(Cell(_BEST, seed, 5, 5) for seed in seeds),
-        *(Cell(method, seed) for seed in seeds for method in (*_EQUATION_4, _BURSTS, *_CLONING, "mle")),
+        *(Cell(_BEST, seed, 5, 5) for seed in SEEDS),
+        *(Cell(method, seed) for seed in SEEDS for method in (*_EQUATION_4, _BURSTS, *_CLONING, "mle")),
         *(Cell(_MORE, seed) for seed in few),
         *(Cell(method, seed) for seed in two for method in _PEERS),
         *(Cell(method, seed, 5, 5) for seed in few for method in others),

@@ -108,12 +108,9 @@ CURVES: Mapping[str, Curve] = {
     "MLE: best of n judged by BC": Curve("mle", "best of n judged", "#e0a458", "^", "--"),
     "MLE: samples until the rules accept one": Curve("mle", "best of n by an oracle", "#c0392b", "^", ":"),
 }
-#: The panels: field of a way, and the label of its axis.
-PANELS: Mapping[str, str] = {
-    "passes": "forward passes per puzzle",
-    "gflops": "GFLOPs per puzzle",
-    "context": "longest context, tokens",
-}
+#: The panels: field of a way, and the label of its axis. Contexts differ only if a search is written out.
+PANELS: Mapping[str, str] = {"passes": "forward passes per puzzle", "gflops": "GFLOPs per puzzle"}
+CONTEXT = "longest context, tokens"
 
 
 def draw(found: Sequence[Way], path: Path) -> None:
@@ -124,8 +121,10 @@ def draw(found: Sequence[Way], path: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(13, 5.2), layout="constrained", sharey=True)
-    for axes, (field, label) in zip(panels, PANELS.items(), strict=True):
+    is_written_out = any(way.method == WRITTEN_OUT for way in found)
+    shown = {**PANELS, "context": CONTEXT} if is_written_out else PANELS
+    figure, panels = plt.subplots(1, len(shown), figsize=(1 + 4.4 * len(shown), 5.2), layout="constrained", sharey=True)
+    for axes, (field, label) in zip(panels, shown.items(), strict=True):
         for name, curve in CURVES.items():
             _draw_curve(axes, found, name, curve, field)
         greedy = [way for way in found if (way.method, way.decoding) == ("mle", "greedy")]
@@ -137,11 +136,13 @@ def draw(found: Sequence[Way], path: Path) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         _plain_numbers(axes)
-    others = max((way.context for way in found if way.method != WRITTEN_OUT), default=0)
-    note = f"no other way has\nmore than {others:.0f} tokens:\nprompt and answer"
-    panels[2].annotate(note, (others, 8), xytext=(10, 0), textcoords="offset points", fontsize=9, color="#555555")
-    panels[2].set(xlim=(0.9 * min(way.context for way in found), None))
-    panels[0].set(ylabel="puzzles solved, percent", ylim=(0, 103))
+    if is_written_out:
+        others = max((way.context for way in found if way.method != WRITTEN_OUT), default=0)
+        note = f"no other way has\nmore than {others:.0f} tokens:\nprompt and answer"
+        panels[2].annotate(note, (others, 8), xytext=(10, 0), textcoords="offset points", fontsize=9, color="#555555")
+        panels[2].set(xlim=(0.9 * min(way.context for way in found), None))
+    lowest = 100 * min(way.accuracy for way in found if way.decoding != "plain")
+    panels[0].set(ylabel="puzzles solved, percent", ylim=(10 * (lowest // 10), 101))
     lines, labels = panels[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
@@ -182,6 +183,6 @@ def _plain_numbers(axes: Any) -> None:
     """Numbers such as 20 and 100 at the ticks, not powers of ten."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.xaxis.set_minor_formatter(NullFormatter())
