@@ -34,6 +34,7 @@ from sequencematch.tasks.sudoku import Puzzle, Sudoku, as_row, draw_puzzle, fing
 
 TINY = Budget(layers=1, width=16, steps=4, tuning_steps=2, batch_size=8, test_rows=12)
 SPACE = ActionSpace(30, eos=0)
+ROOT = Path(__file__).parents[2]
 
 
 def ids_of(puzzles: list[Puzzle]) -> np.ndarray:
@@ -310,3 +311,10 @@ def test_a_figure_is_drawn_of_the_ways_that_are_there(tmp_path: Path) -> None:
     ]
     draw(ways([*RESULTS, *every]), tmp_path / "all.png")
     assert (tmp_path / "all.png").stat().st_size > (tmp_path / "some.png").stat().st_size > 10_000
+
+
+def test_the_page_has_the_table_of_the_recorded_cells() -> None:
+    recorded = ROOT / "results" / "sudoku"
+    found = table(ways(json.loads((recorded / "results.json").read_text())["cells"]))
+    assert found == (recorded / "table.md").read_text()
+    assert found in (ROOT / "docs" / "results" / "search.md").read_text()

@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
+from sequencematch.experiments.networks import START
 from sequencematch.extras import require
 
 
@@ -26,11 +27,13 @@ class Way:
 
 
 def ways(results: Iterable[Mapping[str, Any]]) -> list[Way]:
-    """Every network under every way to decode it."""
+    """Every network under every way to decode it; starts are left out."""
     found = []
     for result in results:
         shape = dict(result["cell"])
         method = shape.pop("method")
+        if method == START:
+            continue
         for name, peer in result.get("peers", {}).items():
             name = re.sub(r" p = [\d.]+", " a threshold", name)  # tuned for each network
             found.append(Way(method, name, **shape, **peer))
