@@ -129,7 +129,7 @@ def config(
     return SequenceMatchConfig(str(folder), **{**shared, **own, **changes})
 
 
-def once(path: Path, cell: Any, budget: Budget, run: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def once(path: Path, cell: Any, budget: Any, run: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The result of a cell: that of its file, if there is one, else that of `run`, which is then written."""
     if path.exists():
         known: dict[str, Any] = json.loads(path.read_text())

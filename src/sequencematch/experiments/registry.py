@@ -1,4 +1,4 @@
-"""The experiments that `sequencematch reproduce` runs. Each is a module, imported when it runs."""
+"""The experiments that `sequencematch reproduce` runs. Each is a module, or a value in one, imported when it runs."""
 
 import importlib
 from collections.abc import Mapping
@@ -12,15 +12,28 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
         "path_star": "Networks on path-star graphs beside their peers. --preset gpu: hours on a GPU; cpu: only a trial.",
         "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: half an hour on a GPU; cpu: only a trial.",
+        "arithmetic": "Sums in other bases: accuracy of MLE, BC and SequenceMatch against noise (§6.1).",
+        "mul": "The same for products (App. G.3).",
+        "primes": "The same for prime factors (App. G.4).",
+        "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
     }
 )
-#: The module of an experiment in `sequencematch.experiments`, where it has another name.
-MODULES: Mapping[str, str] = MappingProxyType({"path_star": "path_star.study", "sudoku": "sudoku.study"})
+#: Where an experiment is in `sequencematch.experiments`, if not in the module of its name: a module, or a value in one.
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "path_star": "path_star.study",
+        "sudoku": "sudoku.study",
+        "arithmetic": "fine_tuning.study:SUMS",
+        "mul": "fine_tuning.study:MUL",
+        "primes": "fine_tuning.study:PRIMES",
+        "mistakes": "fine_tuning.mistakes",
+    }
+)
 
 
 @runtime_checkable
 class Experiment(Protocol):
-    """What the module of an experiment defines."""
+    """What an experiment defines."""
 
     #: The files that `run` and `draw` write.
     RESULTS: str
@@ -37,4 +50,6 @@ def find(name: str) -> Experiment:
     """The experiment of this name."""
     if name not in EXPERIMENTS:
         raise ValueError(f"`NAME` must be one of: {', '.join(EXPERIMENTS)}. Got {name!r}.")
-    return cast(Experiment, importlib.import_module(f"sequencematch.experiments.{MODULES.get(name, name)}"))
+    module, _, value = MODULES.get(name, name).partition(":")
+    found = importlib.import_module(f"sequencematch.experiments.{module}")
+    return cast(Experiment, getattr(found, value) if value else found)

@@ -1,0 +1,94 @@
+"""The models of a study: a base model, fine-tuned by one method with one kind and rate of noise   (§6.1, App. G)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from sequencematch.tasks import Arithmetic
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A preset: the base model, how long each method fine-tunes it, and on how many questions it is tested.
+
+    The same for all methods. `adapter` trains QLoRA's adapters instead of all weights, as in the paper. The test questions come
+    from a split of their own; settings are to be chosen on another one (`seed` of the task).
+    """
+
+    model: str
+    steps: int
+    learning_rate: float
+    seeds: int
+    test_rows: int
+    alpha: float
+    gamma: float
+    batch_size: int = 32
+    adapter: bool = False
+
+
+#: Presets by name. The paper's numbers that it does not give are those of `training.presets`.
+BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "cpu": Budget("sequencematch/arithmetic-base", 200, 1e-3, 1, 200, alpha=0.1, gamma=0.99),
+        "gpu": Budget("HuggingFaceTB/SmolLM2-135M-Instruct", 1000, 1e-4, 3, 1000, alpha=0.1, gamma=0.99),
+        "paper": Budget("meta-llama/Llama-2-7b-hf", 15_000, 2e-4, 2, 200, alpha=0.01, gamma=0.998, adapter=True),
+    }
+)
+#: Kinds of noise, by name: the settings of the trainer.
+NOISES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "none": MappingProxyType({}),
+        "digits": MappingProxyType({"noise_source": "tokens"}),  # "ground-truth noise"
+        "uniform": MappingProxyType({"noise_source": "uniform"}),  # "random noise"
+        "own": MappingProxyType({"noise_source": "model"}),  # suggested in App. G.2
+    }
+)
+#: Methods in the order of tables: name → its name for people.
+METHODS: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequencematch": "SequenceMatch"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fine-tuned model. `noise` is a name in `NOISES`, `divergence` the φ of SequenceMatch."""
+
+    module: str
+    method: str
+    noise: str = "none"
+    rate: float = 0.0
+    seed: int = 0
+    divergence: str = "chi2_mixture"
+    start: ClassVar[None] = None  # every model starts from the base model
+
+    @property
+    def file(self) -> str:
+        """The name of its result."""
+        parts = [self.module, self.method, self.noise, f"{self.rate:g}", str(self.seed)]
+        parts += [] if self.divergence == "chi2_mixture" else [self.divergence]
+        return "_".join(parts) + ".json"
+
+    def settings(self, budget: Budget) -> dict[str, Any]:
+        """The settings of the trainer that are its own: half of SequenceMatch's steps clone or move away from cloning."""
+        own: dict[str, Any] = {"objective": self.method}
+        if self.method != "mle":
+            own |= {"noise_rate": self.rate, **NOISES[self.noise]}
+        if self.method == "sequencematch":
+            own |= {"divergence": self.divergence, "alpha": budget.alpha, "gamma": budget.gamma}
+            own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
+        return own
+
+
+#: Module → options of its task where the base model is the bundled one: small numbers, and answers of up to twelve characters.
+_SMALL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "add_or_sub_in_base": {"entropy": (2.0, 4.0), "bases": (5, 9), "max_new_tokens": 12},
+        "mul": {"entropy": (2.0, 3.0), "max_new_tokens": 12},
+        "list_prime_factors": {"entropy": (1.5, 2.5), "max_new_tokens": 16, "train_size": 5000},
+    }
+)
+
+
+def task(module: str, preset: str, budget: Budget) -> Arithmetic:
+    """The questions of a module; those of the presets `gpu` and `paper` are the paper's   (App. E)."""
+    options = _SMALL[module] if preset == "cpu" else {}
+    return Arithmetic(module=module, test_size=budget.test_rows, **options)

@@ -1,0 +1,132 @@
+"""The experiment `mistakes`: wrong digits are appended to a question; who deletes them, and answers right?   (§6.1, Table 1)
+
+The paper shows four such rows of one model. Here they are numbers, for one to three wrong digits: drawn at random, or those that
+the MLE model of seed 0 finds likeliest.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from sequencematch.data.files import write_files
+from sequencematch.data.markdown import table_lines
+from sequencematch.data.spelling import check_choice
+from sequencematch.evaluation import evaluate
+from sequencematch.evaluation.report import report as as_markdown
+from sequencematch.experiments import networks
+from sequencematch.experiments.fine_tuning import report
+from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Budget, Cell, task
+from sequencematch.experiments.fine_tuning.training import run_cells, saved
+from sequencematch.extras import require
+from sequencematch.policy import Policy
+
+RESULTS, FIGURE, TABLE = "results.json", "mistakes.png", "table.md"
+MODULE, NOISE, RATE = "add_or_sub_in_base", "digits", 0.1
+#: Wrong digits that are given.
+COUNTS = (1, 2, 3)
+#: Kinds of wrong digits: name → what follows the name of a measure.
+KINDS: Mapping[str, str] = {"random": "", "plausible": ", plausible"}
+
+
+def cells(budget: Budget) -> list[Cell]:
+    """MLE, and BC and SequenceMatch with digits as noise, for every seed."""
+    noise = {"mle": ("none", 0.0)}
+    return [
+        Cell(MODULE, method, *noise.get(method, (NOISE, RATE)), seed)
+        for seed in range(budget.seeds)
+        for method in METHODS
+    ]
+
+
+def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
+    """Fine-tune the models of a preset, `jobs` at a time, give each of them mistakes, and collect what they did."""
+    check_choice("--preset", preset, BUDGETS)
+    require("mathematics_dataset", "arithmetic", "Drawing the questions")
+    budget = BUDGETS[preset]
+    models = cells(budget)
+    run_cells(models, preset, budget, folder, jobs)
+    networks.side_by_side(partial(give_mistakes, preset=preset, budget=budget, folder=folder), models, jobs)
+    found = [json.loads((folder / "mistakes" / cell.file).read_text()) for cell in models]
+    write_files(
+        folder,
+        {RESULTS: json.dumps({"command": command, "models": found}, indent=1, ensure_ascii=False) + "\n"},
+    )
+
+
+def give_mistakes(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    """What a fine-tuned model does with wrong digits, greedily: measures by their number. The first rows are kept as text."""
+    return networks.once(folder / "mistakes" / cell.file, cell, budget, partial(_given, cell, preset, budget, folder))
+
+
+def _given(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = Policy.from_pretrained(saved(cell, folder), device=device).eval()
+    scorer = str(saved(Cell(MODULE, "mle"), folder))
+    questions, after = task(cell.module, preset, budget), {}
+    for count in COUNTS:
+        record = evaluate(
+            policy, questions, metrics=("recovery",), mistakes=count, scorer=scorer, batch_size=256, progress=False
+        )
+        after[count] = [asdict(measure) for measure in record.measures]
+        if cell.seed == 0:
+            name = f"{cell.method}_{count}.md"
+            write_files(folder / "rows", {name: as_markdown(record)})
+    trained = json.loads((folder / "cells" / cell.file).read_text())["decodings"]["temperature 1"]
+    return {"after": after, "own": [m for m in trained if m["name"] in ("own errors deleted", "right tokens deleted")]}
+
+
+def _shares(model: Mapping[str, Any], count: int, name: str) -> float:
+    return next(float(m["value"]) for m in model["after"][str(count)] if m["name"] == name)
+
+
+def table(models: Sequence[Mapping[str, Any]]) -> str:
+    """Percent that delete first, and percent right in the end, by method and number of wrong digits, in Markdown."""
+    rows = []
+    for method, name in METHODS.items():
+        of = [model for model in models if model["cell"]["method"] == method]
+        own = [{m["name"]: m["value"] for m in model["own"] if m["count"]} for model in of]
+        for count in COUNTS:
+            given = [
+                report.percent(_shares(model, count, f"{measure}{kind}") for model in of)
+                for kind in KINDS.values()
+                for measure in ("deletes first", "recovers")
+            ]
+            rest = [report.percent(m[n] for m in own if n in m) for n in ("own errors deleted", "right tokens deleted")]
+            rows.append([name, str(count), *given, *(rest if count == 1 else ("", "")), str(len(of))])
+    headings = ["trained by", "wrong digits", "random: deleted at once", "right in the end"]
+    headings += [
+        "plausible: deleted at once",
+        "right in the end",
+        "own errors deleted",
+        "right tokens deleted",
+        "seeds",
+    ]
+    return "\n".join(table_lines(headings, rows)) + "\n"
+
+
+def draw(folder: Path) -> None:
+    """The figure and the table, from the results alone: right in the end against the number of wrong digits."""
+    models = json.loads((folder / RESULTS).read_text())["models"]
+    write_files(folder, {TABLE: table(models)})
+
+    def paint(panels: Any) -> None:
+        for axes, (kind, suffix) in zip(panels[0], KINDS.items(), strict=True):
+            for method, name in METHODS.items():
+                of = [model for model in models if model["cell"]["method"] == method]
+                shares = [[100 * _shares(model, count, f"recovers{suffix}") for model in of] for count in COUNTS]
+                means = [mean(values) for values in shares]
+                bars = [
+                    [centre - min(values) for centre, values in zip(means, shares, strict=True)],
+                    [max(values) - centre for centre, values in zip(means, shares, strict=True)],
+                ]
+                axes.errorbar(COUNTS, means, bars, fmt="-o", capsize=2, color=report.COLOURS[method], label=name)
+            axes.set(title=f"{kind} wrong digits", xlabel="wrong digits given", xticks=COUNTS, ylim=(-3, 103))
+        panels[0][0].set(ylabel="right in the end, percent")
+
+    report.figure(folder / FIGURE, len(KINDS), 1, paint)

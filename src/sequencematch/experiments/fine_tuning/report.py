@@ -1,0 +1,137 @@
+"""What came out for fine-tuned models: tables and figures, from the cells' results alone."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from sequencematch.data.markdown import table_lines
+from sequencematch.experiments.fine_tuning.cells import METHODS
+from sequencematch.extras import require
+
+COLOURS: Mapping[str, str] = {"mle": "#9aa5b1", "bc": "#e0a458", "sequencematch": "#2f6f8f"}
+NOISE_NAMES: Mapping[str, str] = {"none": "–", "digits": "digits", "uniform": "any token", "own": "the model's own"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model under one way to decode. Shares are NaN where they are shares of nothing."""
+
+    method: str
+    noise: str
+    rate: float
+    seed: int
+    decoding: str
+    measures: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        """A measure by its name; NaN if it was not measured."""
+        return self.measures.get(name, math.nan)
+
+
+def results(cells: Iterable[Mapping[str, Any]]) -> list[Result]:
+    """Every model under every way to decode it."""
+    return [
+        Result(
+            **{name: cell["cell"][name] for name in ("method", "noise", "rate", "seed")},
+            decoding=decoding,
+            measures={measure["name"]: measure["value"] for measure in measures if measure["count"]},
+        )
+        for cell in cells
+        for decoding, measures in cell["decodings"].items()
+    ]
+
+
+def percent(values: Iterable[float]) -> str:
+    """Mean and range of shares in percent, `12.3 [11.0, 13.5]`; without the range of one, and – of none."""
+    known = [100 * value for value in values if math.isfinite(value)]
+    if not known:
+        return "–"
+    spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
+    return f"{mean(known):.1f}{spread}"
+
+
+def table(found: Sequence[Result], paper: Mapping[tuple[str, float], str]) -> str:
+    """Accuracy by method and noise, in Markdown: means and ranges over seeds, beside the paper's where it has a number.
+
+    `paper` has a text for a method and a rate of noise.
+    """
+    models = dict.fromkeys((r.method, r.noise, r.rate) for r in found)
+    decodings = list(dict.fromkeys(r.decoding for r in found))
+    rows = []
+    for method, noise, rate in models:
+        of = [r for r in found if (r.method, r.noise, r.rate) == (method, noise, rate)]
+        sampled = [r for r in of if r.decoding == "temperature 1"]
+        rows.append(
+            [
+                METHODS[method],
+                NOISE_NAMES[noise],
+                f"{rate:g}",
+                *(percent(r["accuracy"] for r in of if r.decoding == decoding) for decoding in decodings),
+                percent(r["own errors deleted"] for r in sampled),
+                percent(r["right tokens deleted"] for r in sampled),
+                str(len(sampled)),
+                *([paper.get((method, rate), "–")] if paper else []),
+            ]
+        )
+    headings = ["trained by", "noise", "rate", *(f"right, {name}" for name in decodings)]
+    headings += ["own errors deleted", "right tokens deleted", "seeds", *(["paper"] if paper else [])]
+    return "\n".join(table_lines(headings, rows)) + "\n"
+
+
+def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) -> None:
+    """A figure with a grid of panels that `paint` fills, written to a file."""
+    require("matplotlib", "plot", "The figure")
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    drawn, panels = plt.subplots(
+        rows, columns, figsize=(1 + 4.2 * columns, 0.7 + 3.1 * rows), layout="constrained", sharey=True, squeeze=False
+    )
+    paint(panels)
+    for axes in panels.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e5e5e5", lw=0.6)
+        axes.set_axisbelow(True)
+    lines, labels = panels.flat[0].get_legend_handles_labels()
+    drawn.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    drawn.savefig(path, dpi=150, bbox_inches="tight")
+    plt.close(drawn)
+
+
+def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path) -> None:
+    """Accuracy against the rate of noise: a column per kind of noise, a row per way to decode; bars reach over the seeds."""
+    decodings = ("temperature 1", "greedy")
+
+    def paint(panels: Any) -> None:
+        for row, decoding in zip(panels, decodings, strict=True):
+            here = [r for r in found if r.decoding == decoding]
+            for axes, noise in zip(row, noises, strict=True):
+                for method in METHODS:
+                    _line(axes, here, method, noise)
+                axes.set(title=f"{NOISE_NAMES[noise]} as noise, {decoding}", xlabel="rate of noise")
+            row[0].set(ylabel="right, percent")
+
+    figure(path, len(noises), len(decodings), paint)
+
+
+def _line(axes: Any, here: Sequence[Result], method: str, noise: str) -> None:
+    """One method: a line over rates, whose first point has no noise; of MLE a dashed line at its mean."""
+    points: dict[float, list[float]] = {}
+    for r in here:
+        if r.method == method and r.noise in ("none", noise):
+            points.setdefault(r.rate, []).append(100 * r["accuracy"])
+    if not points:
+        return
+    if method == "mle":
+        axes.axhline(mean(points[0.0]), color=COLOURS[method], ls="--", lw=1.5, label=METHODS[method])
+        return
+    rates = sorted(points)
+    means = [mean(points[rate]) for rate in rates]
+    below = [centre - min(points[rate]) for rate, centre in zip(rates, means, strict=True)]
+    above = [max(points[rate]) - centre for rate, centre in zip(rates, means, strict=True)]
+    axes.errorbar(rates, means, [below, above], fmt="-o", ms=4, capsize=2, color=COLOURS[method], label=METHODS[method])

@@ -1,0 +1,109 @@
+"""Fine-tuned models of a study: trained, measured, saved."""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from sequencematch.evaluation import Record, evaluate
+from sequencematch.experiments import networks
+from sequencematch.experiments.fine_tuning.cells import Budget, Cell, task
+from sequencematch.policy import Policy
+from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+
+#: Ways to decode: the first two of every model, the last of those that can delete.
+DECODINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "greedy": MappingProxyType({"temperature": 0.0}),
+        "temperature 1": MappingProxyType({"temperature": 1.0, "seed": 0}),
+        "temperature 1, <bkspc> forbidden": MappingProxyType(
+            {"temperature": 1.0, "seed": 0, "backspace_bias": -math.inf}
+        ),
+    }
+)
+
+
+def config(folder: str | Path, cell: Cell, budget: Budget, *, room: int) -> SequenceMatchConfig:
+    """The settings of a cell: the same for every method but its own. A rollout writes at most `room` tokens."""
+    on_gpu = torch.cuda.is_available()
+    return SequenceMatchConfig(
+        str(folder),
+        seed=cell.seed,
+        max_steps=budget.steps,
+        per_device_train_batch_size=budget.batch_size,
+        learning_rate=budget.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=budget.steps // 10,
+        adam_beta2=0.98,
+        max_length=128,
+        max_completion_length=room,
+        generation_batch_size=256,
+        packing=True,
+        logging_steps=max(budget.steps // 20, 1),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        **cell.settings(budget),
+    )
+
+
+def run_cell(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    """Fine-tune a model and measure it. Returns, and writes, its result."""
+    return networks.once(folder / "cells" / cell.file, cell, budget, partial(_run, cell, preset, budget, folder))
+
+
+def _run(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    questions = task(cell.module, preset, budget)
+    set_seed(cell.seed)
+    policy, adapter = _base(budget)
+    with tempfile.TemporaryDirectory() as scratch:
+        args = config(scratch, cell, budget, room=questions.max_new_tokens)
+        trainer = SequenceMatchTrainer(policy, args, train_dataset=questions.train(), peft_config=adapter)
+        trainer.train()
+    policy = trainer.model.eval()
+    policy.save_pretrained(saved(cell, folder))
+    names = list(DECODINGS)[: 2 if cell.method == "mle" else 3]
+    records = {name: measured(policy, questions, DECODINGS[name]) for name in names}
+    return {
+        "log": trainer.state.log_history,
+        "settings": {k: v for k, v in args.own_values().items() if v is not None},
+        "decodings": {name: [asdict(measure) for measure in record.measures] for name, record in records.items()},
+        "signature": records["greedy"].signature,
+    }
+
+
+def _base(budget: Budget) -> tuple[Policy, Any]:
+    """The base model, and the config of its adapters if there are any   (§6, App. E)."""
+    if not budget.adapter:
+        return Policy.from_pretrained(budget.model, dtype=torch.float32), None
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    adapter = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
+    return Policy.from_pretrained(budget.model, quantization_config=four_bits), adapter
+
+
+def measured(policy: Policy, questions: Any, how: Mapping[str, Any]) -> Record:
+    """Accuracy, own errors and deletions of one way to decode."""
+    metrics = ("accuracy", "own_errors", "backspace_rate")
+    return evaluate(policy, questions, metrics=metrics, batch_size=256, progress=False, **how)
+
+
+def saved(cell: Cell, folder: Path) -> Path:
+    """Where a fine-tuned model is kept."""
+    return folder / "policies" / Path(cell.file).stem
+
+
+def run_cells(cells: Sequence[Cell], preset: str, budget: Budget, folder: Path, jobs: int) -> None:
+    """Every cell that has no result yet, `jobs` at a time."""
+    networks.side_by_side(partial(run_cell, preset=preset, budget=budget, folder=folder), cells, jobs)
