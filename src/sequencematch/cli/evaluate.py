@@ -100,7 +100,7 @@ def evaluate(
     record = dataclasses.replace(record, model=model, command=command)
     evaluation.save(record, folder)
     if as_json:
-        typer.echo(record.to_json())
+        typer.echo(record.to_json(), nl=False)
         return
     Console(highlight=False).print(evaluation.table(record))
     typer.echo(f"Wrote {folder / 'report.md'}, and results.json beside it.")

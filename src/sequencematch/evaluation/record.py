@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sequencematch.data.json_text import json_text
 from sequencematch.data.pieces import Piece
 from sequencematch.evaluation.samples import Sample
 from sequencematch.metrics import Measure, signature
@@ -64,15 +65,15 @@ class Record:
         return signature("evaluation", {k: v if v is None else str(v).replace("|", "¦") for k, v in facts.items()})
 
     def to_json(self) -> str:
-        """The record as JSON, with its signature."""
-        return json.dumps({"signature": self.signature, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False)
+        """The record as JSON, with its signature. Numbers that are not finite are null."""
+        return json_text({"signature": self.signature, **dataclasses.asdict(self)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "Record":
         """The record that `to_json` wrote."""
         values = json.loads(text)
         del values["signature"]
-        values["measures"] = tuple(Measure(**measure) for measure in values["measures"])
+        values["measures"] = tuple(Measure.read(measure) for measure in values["measures"])
         values["samples"] = tuple(
             Sample(**{**sample, "written": tuple(Piece(*piece) for piece in sample["written"])})
             for sample in values["samples"]

@@ -19,7 +19,7 @@ _FITS_A_TABLE, _END_OF_PROMPT = 160, 200
 
 def save(record: Record, folder: str | Path) -> None:
     """Write `results.json` and `report.md`."""
-    write_files(folder, {"results.json": record.to_json() + "\n", "report.md": report(record)})
+    write_files(folder, {"results.json": record.to_json(), "report.md": report(record)})
 
 
 def table(record: Record) -> "Table":

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.evaluation import evaluate
 from sequencematch.experiments.peers import best_of, samples, searching
 from sequencematch.experiments.star_graph import watch as watch_walk
@@ -220,7 +221,7 @@ def save(outcomes: Sequence[Outcome], budget: Budget, folder: Path, command: str
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
     }
-    write_files(folder, {"results.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
+    write_files(folder, {"results.json": json_text(record)})
     if can_draw():
         draw(outcomes, folder / "comparison.png")
 
@@ -232,7 +233,7 @@ def read(folder: Path) -> list[Outcome]:
         Outcome(
             **{
                 **outcome,
-                "measures": tuple(Measure(**m) for m in outcome["measures"]),
+                "measures": tuple(Measure.read(m) for m in outcome["measures"]),
                 "curve": tuple((step, loss) for step, loss in outcome["curve"]),
             }
         )

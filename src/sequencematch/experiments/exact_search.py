@@ -19,6 +19,7 @@ from torch import Tensor
 from sequencematch import __version__
 from sequencematch.core.divergences import CHI2, CHI2_MIXTURE, Divergence
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.experiments import exact_search_report as report
 from sequencematch.experiments import tabular
 from sequencematch.experiments.tabular import Demonstration, Table
@@ -318,7 +319,7 @@ def run(folder: Path, command: str, *, only: Mapping[str, Sequence[Case]] | None
             for case in chosen:
                 record[part].append(_as_json(case, solve(case)))
                 bar.update()
-    write_files(folder, {RESULTS: json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
+    write_files(folder, {RESULTS: json_text(record)})
 
 
 def _as_json(case: Case, outcome: Outcome) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.training import SequenceMatchConfig
 
 
@@ -146,7 +147,7 @@ def once(path: Path, cell: Any, budget: Any, run: Callable[[], Mapping[str, Any]
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "seconds": time.perf_counter() - began,
     }
-    write_files(path.parent, {path.name: json.dumps(found, indent=1, ensure_ascii=False) + "\n"})
+    write_files(path.parent, {path.name: json_text(found)})
     return found
 
 
@@ -207,4 +208,4 @@ def collected(folder: Path, command: str, order: Callable[[Mapping[str, Any]], A
     for cell, whole in zip(short, found, strict=True):
         losses = [entry["loss"] for entry in whole.get("log", ()) if "loss" in entry]
         cell["final_loss"] = losses[-1] if losses else None
-    return json.dumps({"command": command, "cells": short}, indent=1, ensure_ascii=False) + "\n"
+    return json_text({"command": command, "cells": short})

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +24,12 @@ class Measure:
     high: float
     count: int
     signature: str
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "Measure":
+        """The measure that was written as JSON, where NaN is null."""
+        found: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+        return cls(**found)
 
     def __str__(self) -> str:
         """Like `rep-2 12.31 [11.80, 12.84]`: the value to four significant digits, at most four decimals."""

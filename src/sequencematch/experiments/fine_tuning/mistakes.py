@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.data.markdown import table_lines
 from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation import evaluate
@@ -53,10 +54,7 @@ def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> No
     run_cells(models, preset, budget, folder, jobs)
     networks.side_by_side(partial(give_mistakes, preset=preset, budget=budget, folder=folder), models, jobs)
     found = [json.loads((folder / "mistakes" / cell.file).read_text()) for cell in models]
-    write_files(
-        folder,
-        {RESULTS: json.dumps({"command": command, "models": found}, indent=1, ensure_ascii=False) + "\n"},
-    )
+    write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
 
 
 def give_mistakes(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a trained network does on new graphs: under each way to decode, beside its peers, and in the states that decide."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.evaluation import evaluate
 from sequencematch.experiments import peers
 from sequencematch.experiments.networks import START, Budget
@@ -92,7 +92,7 @@ def judge(cell: Cell, by: Cell, budget: Budget, folder: Path) -> None:
         doubt = peers.doubts(other, [sample for row in drawn for sample in row])
         found[f"best of {count} judged by {by.method}"] = peers.best_of(drawn, answers, lambda t: -doubt[t])  # noqa: B023
     record = {"cell": asdict(cell), "judge": asdict(by), "budget": asdict(budget), "log": [], "peers": _recorded(found)}
-    write_files(path.parent, {path.name: json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
+    write_files(path.parent, {path.name: json_text(record)})
 
 
 def _questions(task: PathStar, tokenizer: Any, count: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
 from sequencematch.data.spelling import check_choice
 from sequencematch.experiments import networks
 from sequencematch.experiments.sudoku import report
@@ -53,7 +54,7 @@ def judge(cell: Cell, by: Cell, budget: networks.Budget, folder: Path) -> None:
         return
     found = judging(finished(cell, folder), finished(by, folder), load(cell, budget, folder)[1].test)
     record = {"cell": asdict(cell), "judge": asdict(by), "budget": asdict(budget), "ways": found}
-    write_files(path.parent, {path.name: json.dumps(record, indent=1, ensure_ascii=False) + "\n"})
+    write_files(path.parent, {path.name: json_text(record)})
 
 
 def _order(result: Mapping[str, Any]) -> list[int]:
