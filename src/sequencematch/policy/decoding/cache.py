@@ -48,7 +48,8 @@ class StackCache(Cache):
                 whole[self.row, :, : new.shape[2]] = new
             return states
         self.write(stored, states)
-        return stored[0][:, :, : self.width], stored[1][:, :, : self.width]
+        rows = len(self.row)  # the first ones
+        return stored[0][:rows, :, : self.width], stored[1][:rows, :, : self.width]
 
     def write(self, stored: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
         """Write one token of each row at its column."""

@@ -194,8 +194,8 @@ class GraphDecoder(Decoder):
         with decoding(self.model, RAGGED, self.compiled):
             return self.backbone(tokens, masks.get("all", masks), column[:, None])
 
-    def _search(self, logits: Tensor, min_p: float, slot: Tensor, acts: Tensor) -> Tensor:
-        if self.is_uncaptured:
+    def _search(self, logits: Tensor, min_p: float | Tensor, slot: Tensor, acts: Tensor) -> Tensor:
+        if self.is_uncaptured or isinstance(min_p, Tensor):  # the kernel has one `min_p` for all rows
             return super()._search(logits, min_p, slot, acts)
         from sequencematch.policy.decoding.search_kernels import keep_open
 

@@ -135,11 +135,15 @@ class Decoder:
         self.taken[slot] = 0
         self.is_running[slot] = True
         if not self.choice.greedy:
-            self.uniform[slot, : self.actions] = torch.stack(list(uniform)).to(self.device)
+            self._keep_uniforms(slots, uniform)
         for place, row in zip(slots, rows, strict=True):
             self.numbers[place] = row
         if self.deleted is not None:
             self.deleted.count[slot] = 0
+
+    def _keep_uniforms(self, slots: Sequence[int], uniform: Sequence[Tensor]) -> None:
+        slot = torch.tensor(slots, device=self.device)
+        self.uniform[slot, : self.actions] = torch.stack(list(uniform)).to(self.device)
 
     def free(self) -> list[int]:
         """Slots without a row."""
@@ -176,20 +180,51 @@ class Decoder:
     @torch.no_grad()
     def act(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Choose and execute an action in each of `slot` that runs and has not pushed; returns both actions."""
-        limits, choice = self.limits, self.choice
+        limits = self.limits
         these = slice(None) if slot is self.slot else slot  # a view if all rows are meant
         size, taken, written = self.size[these], self.taken[these], self.size[these] - self.prompt[these]
         acts = self.is_running[these] & ~self.has_pushed[these]
+        at_floor = size <= self.floor[these]
         logits = self.head(self.hidden[slot, size - 1])
+        action, log_prob, value, stays = self._choose(logits, slot, size, taken, acts, at_floor)
+
+        at = torch.where(acts, taken, self.actions)
+        self.chosen[slot, at] = action
+        self.log_probs[slot, at] = log_prob.double()
+        self.values[slot, at] = value.double()
+        is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
+        is_end = (action[:, None] == self.ends).any(1)
+        is_token = ~is_bkspc & ~is_end
+        max_new_tokens, max_actions = self._most(these)
+        is_cut = (is_token & (written >= max_new_tokens)) | ((taken + 1 == max_actions) & ~is_end)
+        if len(self.stops):
+            is_cut |= (action[:, None] == self.stops).any(1)
+        executed = torch.where(is_cut, limits.eos, action)
+        pops = acts & is_bkspc & ~is_cut & ~at_floor
+        pushes = acts & is_token & ~is_cut
+        if self.deleted is not None:
+            self._remember(slot, stays, pops, pushes)
+        self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
+        self.taken[these] = taken + acts
+        self.size[these] = size + pushes.long() - pops.long()
+        self._raise_floor(these)
+        self.is_running[these] &= ~(acts & (is_end | is_cut))
+        self.has_pushed[these] |= pushes
+        return action, executed
+
+    def _choose(
+        self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, acts: Tensor, at_floor: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Actions from the model's logits: actions, their log-probabilities, V of the states, and what `_search` returns."""
+        limits, choice = self.limits, self.choice
         value = logits.logsumexp(-1) if choice.changes_logits or limits.min_new_tokens else None
         bkspc = logits[:, limits.bkspc].clone() if limits.bkspc is not None else None
         if choice.backspace_bias and limits.bkspc is not None:
             logits[:, limits.bkspc] += choice.backspace_bias
-        at_floor = size <= self.floor[these]
         if limits.bkspc is not None and not limits.self_loops:
             logits[:, limits.bkspc].masked_fill_(at_floor, -torch.inf)
         if limits.min_new_tokens:
-            too_early = (written < limits.min_new_tokens)[:, None].expand(-1, len(self.all_ends))
+            too_early = (size - self.prompt[slot] < limits.min_new_tokens)[:, None].expand(-1, len(self.all_ends))
             logits[:, self.all_ends] = logits[:, self.all_ends].masked_fill(too_early, -torch.inf)
         if choice.ban_deleted and self.deleted is not None:
             self.deleted.close(logits, slot, size)
@@ -206,31 +241,13 @@ class Decoder:
             value = normaliser
             if bkspc is not None and not limits.self_loops:  # V is of all actions, also of those not offered
                 value = torch.where(at_floor, torch.logaddexp(normaliser, bkspc.to(normaliser)), normaliser)
+        return action, log_prob, value, stays
 
-        at = torch.where(acts, taken, self.actions)
-        self.chosen[slot, at] = action
-        self.log_probs[slot, at] = log_prob.double()
-        self.values[slot, at] = value.double()
-        is_bkspc = action == (-1 if limits.bkspc is None else limits.bkspc)
-        is_end = (action[:, None] == self.ends).any(1)
-        is_token = ~is_bkspc & ~is_end
-        is_cut = (is_token & (written >= limits.max_new_tokens)) | ((taken + 1 == limits.max_actions) & ~is_end)
-        if len(self.stops):
-            is_cut |= (action[:, None] == self.stops).any(1)
-        executed = torch.where(is_cut, limits.eos, action)
-        pops = acts & is_bkspc & ~is_cut & ~at_floor
-        pushes = acts & is_token & ~is_cut
-        if self.deleted is not None:
-            self._remember(slot, stays, pops, pushes)
-        self.tokens[slot, torch.where(pushes, size, self.depth)] = executed
-        self.taken[these] = taken + acts
-        self.size[these] = size + pushes.long() - pops.long()
-        self._raise_floor(these)
-        self.is_running[these] &= ~(acts & (is_end | is_cut))
-        self.has_pushed[these] |= pushes
-        return action, executed
+    def _most(self, these: Any) -> tuple[Any, Any]:  # noqa: ARG002
+        """`max_new_tokens` and `max_actions` of rows: numbers, or a tensor with an entry for each."""
+        return self.limits.max_new_tokens, self.limits.max_actions
 
-    def _search(self, logits: Tensor, min_p: float, slot: Tensor, acts: Tensor) -> Tensor:  # noqa: ARG002
+    def _search(self, logits: Tensor, min_p: float | Tensor, slot: Tensor, acts: Tensor) -> Tensor:  # noqa: ARG002
         """Leave the logits of the actions that a search may choose, in place; of rows that do not act, whatever is cheapest.
 
         A row at full length can only end or delete. Once a row has only as many actions left as it takes to write a completion
@@ -239,9 +256,10 @@ class Decoder:
         limits, deleted, size = self.limits, self.deleted, self.size[slot]
         assert deleted is not None
         assert limits.bkspc is not None
-        room = limits.max_new_tokens - (size - self.prompt[slot])
+        max_new_tokens, max_actions = self._most(slot)
+        room = max_new_tokens - (size - self.prompt[slot])
         # A deletion takes one action, and one more to fill the room that it makes; <eos> takes one.
-        may_delete = (size > self.floor[slot]) & (limits.max_actions - self.taken[slot] >= room + 3)
+        may_delete = (size > self.floor[slot]) & (max_actions - self.taken[slot] >= room + 3)
         is_full = deleted.is_full(slot, size)
         is_stuck = keep_open(
             logits,
@@ -288,7 +306,7 @@ class Decoder:
     def _attend(self, tokens: Tensor, column: Tensor) -> Tensor:
         """The hidden vectors of one new token in each row, at `column`, attending to the columns up to it."""
         width = int(column.max()) + 1
-        self.cache.point(self.slot, column, width)
+        self.cache.point(self.slot[: len(column)], column, width)
         keep = torch.arange(width, device=self.device) <= column[:, None]
         return self._forward(tokens, keep[:, None, :], column[:, None])
 

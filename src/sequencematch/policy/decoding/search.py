@@ -69,7 +69,7 @@ def keep_open(
     slot: Tensor,
     size: Tensor,
     *,
-    min_p: float,
+    min_p: float | Tensor,
     bkspc: int,
     ends: Tensor,
     eos: int,
@@ -85,9 +85,8 @@ def keep_open(
     """
     own = logits[:, bkspc].clone()
     logits[:, bkspc] = -torch.inf
-    least = torch.where(
-        may_delete, logits.amax(1) + math.log(min_p), -torch.inf
-    )  # of all tokens, also of those deleted
+    log_min_p = min_p.log() if isinstance(min_p, Tensor) else math.log(min_p)
+    least = torch.where(may_delete, logits.amax(1) + log_min_p, -torch.inf)  # of all tokens, also of those deleted
     tokens, before = deleted.close(logits, slot, size)
     at_ends = logits[:, ends]
     logits.masked_fill_(logits < torch.where(only_ends, torch.inf, least)[:, None], -torch.inf)
