@@ -16,6 +16,7 @@ from sequencematch.cli.export import export
 from sequencematch.cli.flags import FlagsCommand
 from sequencematch.cli.generate import generate
 from sequencematch.cli.reproduce import reproduce
+from sequencematch.cli.serve import serve
 from sequencematch.cli.train import train
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ def _one_line_errors() -> Iterator[None]:
 COMMANDS: Mapping[Callable[..., None], Callable[[], Any] | None] = {
     generate: None,
     export: None,
+    serve: None,
     train: lambda: importlib.import_module("sequencematch.training.recipe").documentation(),
     demo: None,
     reproduce: None,

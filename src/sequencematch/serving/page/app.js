@@ -152,14 +152,19 @@ $("new-graph").addEventListener("click", () => {
 /** Offer the examples of the first lane's model, and settings that suit them. */
 async function modelChanged() {
   offered = await examples(settings[0].model);
-  const choices = offered.map((example, number) => new Option(example.title, String(number)));
+  const choices = offered.map((example, number) => new Option(titleOf(example, number), String(number)));
   $("example").replaceChildren(new Option("your own", ""), ...choices);
   $("example").value = offered.length ? "0" : "";
   const star = offered.find((example) => example.star)?.star ?? null;
   $("new-graph").hidden = !star;
-  for (const one of settings) one.suit(star);
+  for (const one of settings) one.suit(star, offered[0]?.settings);
   if (lanes.length === 2) settings[1].forbidDeleting();
   if (offered.length) $("prompt").value = offered[0].prompt;
+}
+
+function titleOf(example, number) {
+  const { title, star, prompt } = example;
+  return title ?? (star ? `Graph ${number + 1}, from ${star.centre} to ${star.goal}` : prompt);
 }
 
 // Sharing

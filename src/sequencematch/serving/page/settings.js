@@ -41,9 +41,9 @@ export function createSettings(root, heading, onChange) {
       fields.model.closest("label").hidden = names.length < 2;
       refresh();
     },
-    /** What suits a prompt: search in a graph, sampling elsewhere. */
-    suit(star) {
-      settings.set(star ? { ...SEARCHING, max_tokens: longestArm(star) } : SAMPLING);
+    /** What suits a prompt: search in a graph, sampling elsewhere; and what the server advises. */
+    suit(star, advice = {}) {
+      settings.set({ ...(star ? { ...SEARCHING, max_tokens: longestArm(star) } : SAMPLING), ...advice });
       touched.clear();
     },
     /** The length of an answer follows the graph, until somebody sets it by hand. */

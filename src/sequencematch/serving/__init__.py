@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server with continuous batching, and a playground in the browser."""
