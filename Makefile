@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup test test-fast lint format demo kills bench clean
+.PHONY: setup test test-fast test-browser lint format demo kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -19,6 +19,12 @@ test-fast: setup  ## format, lint and the quick tests, in under 90 seconds: for 
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
 	$(BIN)/python -m pytest -n auto -m "not slow" -q
+
+test-browser: setup  ## drive the playground in Chromium; installs Chromium, Playwright and axe where they are missing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
+	command -v chromium || command -v chromium-browser || command -v google-chrome || apt-get install -y --no-install-recommends chromium || $(BIN)/playwright install --with-deps chromium
+	npm install --silent --no-save --prefix .venv/axe axe-core || echo 'npm is needed for axe: its test is skipped'
+	$(BIN)/python -m pytest tests/serving/test_playground.py
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

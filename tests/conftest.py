@@ -70,6 +70,7 @@ SLOW = (
     "tests/policy/test_storage.py",
     "tests/policy/test_threads.py",
     "tests/policy/test_verdicts.py",
+    "tests/serving/test_playground.py",
     "tests/tasks/test_arithmetic.py::test_the_sizes_are_the_papers_by_default",
     "tests/tasks/test_generator.py",
     "tests/tasks/test_sudoku.py",
