@@ -164,7 +164,7 @@ async function modelChanged() {
 
 function titleOf(example, number) {
   const { title, star, prompt } = example;
-  return title ?? (star ? `Graph ${number + 1}, from ${star.centre} to ${star.goal}` : prompt);
+  return title ?? (star ? `Graph ${number + 1}` : prompt);
 }
 
 // Sharing
@@ -238,13 +238,15 @@ async function begin() {
     complain(fault);
   }
   let linked = null;
+  let problem = "";
   try {
     linked = await runsOfLink(location.hash);
   } catch (error) {
-    say(error.message);
+    problem = error.message;
   }
-  if (linked) await load(linked);
-  else if ($("notice").hidden && offered.length) await run();
+  if (linked) load(linked);
+  else if ($("notice").hidden && offered.length) run();
+  if (problem) say(problem); // a run has cleared what was said before
 }
 
 $("retry").addEventListener("click", begin);

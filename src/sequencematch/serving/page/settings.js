@@ -16,7 +16,7 @@ export function createSettings(root, heading, onChange) {
   const touched = new Set();
 
   const refresh = () => {
-    for (const output of form.querySelectorAll("output")) output.textContent = fields[output.htmlFor.value].value;
+    for (const shown of form.querySelectorAll("[data-value]")) shown.textContent = fields[shown.dataset.value].value;
     const isGreedy = Number(fields.temperature.value) === 0;
     fields.top_p.disabled = isGreedy;
     fields.ban_deleted.disabled = fields.search.checked;
@@ -76,14 +76,13 @@ export function createSettings(root, heading, onChange) {
     /** The request for a prompt. A setting that would be ignored is left out: the server refuses it. */
     request(prompt, seed) {
       const { model, temperature, top_p, max_tokens, backspace_bias, search, ban_deleted } = settings.values;
-      const request = { model, prompt, max_tokens, temperature, alternatives: 5 };
+      const request = { model, prompt, max_tokens, temperature, search, alternatives: 5 };
       if (temperature > 0) {
         request.seed = seed;
         if (top_p < 1) request.top_p = top_p;
       }
       if (backspace_bias) request.backspace_bias = backspace_bias;
-      if (search) request.search = true;
-      else if (ban_deleted) request.ban_deleted = true;
+      if (ban_deleted && !search) request.ban_deleted = true;
       return request;
     },
   };

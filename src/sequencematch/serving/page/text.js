@@ -1,7 +1,7 @@
 // The text of a run at a step: what stands, what was just deleted and, if wished, all that was ever deleted.
 
 import { el } from "./dom.js";
-import { nameOf, stands } from "./run.js";
+import { stands } from "./run.js";
 
 /**
  * The text inside `root`. `onToken(step)` is called for a token of the model that is clicked, with the step after which it
@@ -56,7 +56,7 @@ function spanOf(cell, prompt) {
   const [, space, text] = /^(\s*)([\s\S]*)$/.exec(cell.token.text);
   const span = el("span", { class: `cell ${cell.origin}`, "data-cell": cell.number });
   if (text) span.append(space, el("span", { class: "ink" }, text));
-  else span.append(el("span", { class: "ink" }, nameOf(cell.token)), space.includes("\n") ? "\n" : "");
+  else span.append(el("span", { class: "ink" }, space.replaceAll("\n", "↵\n")));
   // <bos> and the like stand among the prompt's tokens, but nobody typed them; part of a character has no text of its own.
   const isUntyped = cell.origin === "prompt" && typeof prompt === "string" && !prompt.includes(text);
   const isSpecial = isUntyped || cell.token.text === "";

@@ -35,15 +35,23 @@ export function createThoughts(root, { onInstead, onTyped }) {
       part(root, "words").textContent = inWords(run, cells, taken);
       part(root, "p").textContent = percent(action.bkspc_prob);
       part(root, "v").textContent = action.value.toFixed(2);
-      part(root, "prob").textContent = percent(action.prob);
-      const rows = alternativesOf(run, taken).map((other, place) => rowOf(other, place, isTaken(other, action)));
-      list.replaceChildren(...rows);
+      const others = alternativesOf(run, taken);
+      part(root, "why").textContent =
+        run.request.search && action.kind === "delete" && others[0] && others[0].kind !== "delete"
+          ? "Everything else was tried here."
+          : "Continue with another:";
+      list.replaceChildren(...others.map((other, place) => rowOf(other, place, isTaken(other, action))));
     },
   };
 }
 
+/** The likeliest actions, and the one that was taken in the place of the last if it is not among them. */
 function alternativesOf(run, step) {
-  return run.actions[step - 1].alternatives ?? [];
+  const action = run.actions[step - 1];
+  const likely = action.alternatives ?? [];
+  if (!likely.length || action.kind === "cut" || likely.some((other) => isTaken(other, action))) return likely;
+  const { id, text } = action.token ?? { id: -1, text: "" };
+  return [...likely.slice(0, -1), { id, text, prob: action.prob, kind: action.kind }];
 }
 
 function isTaken(other, action) {
@@ -53,7 +61,6 @@ function isTaken(other, action) {
 function rowOf(other, place, taken) {
   const names = { delete: "⌫", end: "end" };
   const name = names[other.kind] ?? nameOf(other);
-  const spoken = { delete: "a deletion", end: "the end" }[other.kind] ?? name;
   const bar = el("span", { class: "bar" });
   bar.style.setProperty("--share", Math.max(0.004, Math.min(1, other.prob)));
   const button = el(
@@ -63,9 +70,9 @@ function rowOf(other, place, taken) {
       class: `other ${other.kind}${taken ? " taken" : ""}`,
       "data-place": place,
       disabled: other.kind === "end" || taken,
-      "aria-label": taken ? `${spoken}, taken, ${percent(other.prob)}` : `Continue with ${spoken}, ${percent(other.prob)}`,
     },
     bar,
+    el("span", { class: "spoken" }, taken ? "Taken: " : "Continue with "),
     el("span", { class: "name" }, name),
     el("span", { class: "prob" }, percent(other.prob)),
   );

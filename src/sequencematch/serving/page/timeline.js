@@ -135,17 +135,13 @@ function curves(actions, width) {
 }
 
 function buttonOf(action, step) {
-  const said = {
-    write: () => [nameOf(action.token), `writes ${nameOf(action.token)}`],
-    delete: () => ["⌫", "deletes"],
-    end: () => ["end", "ends"],
-    cut: () => ["cut", "is cut"],
-  }[action.kind]();
-  const [text, words] = said;
+  const verb = { write: "writes ", delete: "deletes " }[action.kind] ?? "";
+  const name = { write: () => nameOf(action.token), delete: () => "⌫", end: () => "end", cut: () => "cut" }[action.kind]();
   return el(
     "button",
-    { type: "button", class: `action ${action.kind}`, "data-step": step, "aria-label": `Step ${step}: ${words}` },
-    el("span", {}, text),
+    { type: "button", class: `action ${action.kind}`, "data-step": step },
+    el("span", { class: "spoken" }, `Step ${step}: ${verb}`),
+    el("span", { class: "name" }, name),
   );
 }
 
