@@ -9,7 +9,8 @@ import numpy
 import torch
 
 from sequencematch.policy import Policy, Sampling
-from sequencematch.serving.engine import Actions, Engine, Job, Update
+from sequencematch.serving.engine import Engine
+from sequencematch.serving.jobs import Actions, Job, Update
 from tests.policy.tiny_models import DECODED, HIDDEN, character_tokenizer, exact_llama
 
 VOCAB = DECODED["vocab_size"]
@@ -40,9 +41,8 @@ def random_settings(rng: numpy.random.Generator) -> dict[str, Any]:
         return settings
     else:
         settings |= {"temperature": float(rng.choice([0.7, 1.0, 1.4]))}
-        for name, values in {"top_k": [1, 5, 100], "top_p": [0.5, 0.9], "min_p": [0.02, 0.2]}.items():
-            if rng.random() < 0.4:
-                settings[name] = rng.choice(values).item()
+        cuts: dict[str, tuple[Any, ...]] = {"top_k": (1, 5, 100), "top_p": (0.5, 0.9), "min_p": (0.02, 0.2)}
+        settings |= {name: values[rng.integers(len(values))] for name, values in cuts.items() if rng.random() < 0.4}
     settings |= {"protect_prompt": bool(rng.integers(2)), "ban_deleted": bool(rng.integers(2))}
     settings |= {"backspace_bias": float(rng.choice([0.0, 3.0, 6.0]))}
     if rng.random() < 0.5:

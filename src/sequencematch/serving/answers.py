@@ -4,12 +4,12 @@ import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.serving.exchange import Exchange
-from sequencematch.serving.text import Event, Row, Speller, Token
+from sequencematch.serving.text import Event, Row, Settled, Speller, Token
 
 #: Called with the seconds between the writing of each token and its sending.
 Observe = Callable[[float], None]
@@ -31,18 +31,17 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer when all rows have ended."""
-        pieces: list[list[tuple[str, list[Token]]]] = [[] for _ in self.exchange.rows]
+        texts = [""] * len(self.exchange.rows)
         async for index, _ in self.exchange.news():
-            pieces[index].append(self._settled(self.exchange.rows[index]))
+            texts[index] += self._settled(self.exchange.rows[index]).text
         choices = []
-        for index, (row, parts) in enumerate(zip(self.exchange.rows, pieces, strict=True)):
-            text, tokens = "".join(part[0] for part in parts), [token for part in parts for token in part[1]]
+        for index, (row, text) in enumerate(zip(self.exchange.rows, texts, strict=True)):
             said: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": text, "refusal": None}}
                 if self.plan.is_chat
                 else {"text": text}
             )
-            log_probs = self._log_probs(row, tokens, 0)
+            log_probs = self._log_probs(row, row.kept, row.new_tokens, 0)
             choices.append({"index": index, **said, "logprobs": log_probs, "finish_reason": row.finish_reason})
         kind = "chat.completion" if self.plan.is_chat else "text_completion"
         return {**self.head, "object": kind, "choices": choices, "usage": self.exchange.usage, **self._seed()}
@@ -59,11 +58,12 @@ class Answer:
                 yield {**head, "choices": [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]}
         async for index, _ in self.exchange.news():
             row = self.exchange.rows[index]
-            text, tokens = self._settled(row)
+            settled = self._settled(row)
+            text, tokens = settled.text, settled.tokens
             if not text and not tokens and row.finish_reason is None:
                 continue
             said: dict[str, Any] = {"delta": {"content": text} if text else {}} if self.plan.is_chat else {"text": text}
-            log_probs = self._log_probs(row, tokens, lengths[index])
+            log_probs = self._log_probs(row, settled.start, len(tokens), lengths[index])
             lengths[index] += sum(len(token.text) for token in tokens)
             yield {
                 **head,
@@ -95,36 +95,35 @@ class Answer:
     def _seed(self) -> dict[str, int]:
         return {} if self.plan.sampling.seed is None else {"seed": self.plan.sampling.seed}
 
-    def _settled(self, row: Row) -> tuple[str, list[Token]]:
+    def _settled(self, row: Row) -> Settled:
         settled, now = row.settle(), time.perf_counter()
         for token in settled.tokens:
             if token.log_prob is not None:
                 self.observe(now - token.written_at)
-        return settled.text, settled.tokens
+        return settled
 
-    def _log_probs(self, row: Row, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-        """Log-probabilities of tokens that the model wrote, as completions or chats list them."""
+    def _log_probs(self, row: Row, start: int, count: int, offset: int) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens from `start` on that the model wrote, as completions or chats list them."""
         if not self.plan.wants_log_probs:
             return None
-        written = [token for token in tokens if token.log_prob is not None]
-        names = [[(row.speller.name([], action), p) for action, p in token.alternatives] for token in written]
+        places, offsets = list[int](), list[int]()
+        for place in range(start, start + count):
+            if row.stack[place].log_prob is not None:
+                places.append(place)
+                offsets.append(offset)
+            offset += len(row.stack[place].text)
+        tokens, likely = [row.stack[place] for place in places], [row.alternatives(place) for place in places]
         if self.plan.is_chat:
-            return {
-                "content": [
-                    {**_scored(token.text, token.log_prob), "top_logprobs": [_scored(*pair) for pair in likely]}
-                    for token, likely in zip(written, names, strict=True)
-                ],
-                "refusal": None,
-            }
-        offsets, place = [], offset
-        for token in tokens:
-            if token.log_prob is not None:
-                offsets.append(place)
-            place += len(token.text)
+            pairs = zip(tokens, likely, strict=True)
+            content = [
+                {**_scored(token.text, token.log_prob), "top_logprobs": [_scored(*pair) for pair in others]}
+                for token, others in pairs
+            ]
+            return {"content": content, "refusal": None}
         return {
-            "tokens": [token.text for token in written],
-            "token_logprobs": [token.log_prob for token in written],
-            "top_logprobs": [dict(likely) for likely in names] if self.plan.alternatives else None,
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.log_prob for token in tokens],
+            "top_logprobs": [dict(others) for others in likely] if self.plan.alternatives else None,
             "text_offset": offsets,
         }
 

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from sequencematch import __version__
 from sequencematch.serving.answers import Answer, sse
 from sequencematch.serving.bodies import Body, ChatBody, CompletionBody
-from sequencematch.serving.errors import ApiError, as_api_error, validation_error
+from sequencematch.serving.errors import KNOWN, ApiError, as_api_error, validation_error
 from sequencematch.serving.examples import examples
 from sequencematch.serving.exchange import ClientGoneError, Exchange
 from sequencematch.serving.guard import Guard
@@ -115,7 +117,7 @@ async def _answered(body: Body, request: Request) -> Response:
         found = _served(request, body.model)
         planned = await run_in_threadpool(plan, body, found, state.settings)
         exchange = Exchange(planned)
-    except Exception as error:
+    except KNOWN as error:
         raise as_api_error(error) from error
     exchange.watch(request.receive)
     answer = Answer(exchange, state.metrics.hold_back.observe)
@@ -130,7 +132,7 @@ async def _answered(body: Body, request: Request) -> Response:
         whole = await answer.whole()
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
-    except Exception as error:
+    except KNOWN as error:
         raise as_api_error(error) from error
     finally:
         exchange.close()
@@ -150,7 +152,7 @@ async def _events(answer: Answer, request: Request, began: float) -> AsyncIterat
         yield sse("[DONE]")
     except ClientGoneError:
         return
-    except Exception as error:
+    except KNOWN as error:
         yield sse(as_api_error(error).body)
     finally:
         answer.exchange.close()
@@ -227,9 +229,15 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """What no route answers goes to the page's files: say whether a path of the API is unknown, or its method."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path[:100]}."
-    return _json(ApiError(error.status_code, message, headers=error.headers), request)
+    status, path, headers = error.status_code, request.url.path, error.headers
+    if status in (404, 405) and path.startswith("/v1/"):
+        routes = [r for r in request.app.routes if isinstance(r, APIRoute) and r.path_regex.match(path)]
+        status, headers = 405 if routes else 404, {"Allow": ", ".join(m for r in routes for m in r.methods or ())}
+    return _json(
+        ApiError(status, f"{HTTPStatus(status).phrase}: {request.method} {path[:100]}.", headers=headers), request
+    )
 
 
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -237,5 +245,5 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
     return _json(validation_error(error.errors()[0]), request)
 
 
-async def _on_crash(request: Request, error: Exception) -> JSONResponse:
-    return _json(as_api_error(error) if not isinstance(error, ValueError) else ApiError(500, "A bug."), request)
+async def _on_crash(request: Request, _: Exception) -> JSONResponse:
+    return _json(ApiError(500, "The server has a bug, which it has logged.", code="internal_error"), request)

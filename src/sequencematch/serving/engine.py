@@ -4,91 +4,33 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from sequencematch.policy.decoding.choice import uniforms
 from sequencematch.policy.decoding.cuda_graphs import can_capture
 from sequencematch.policy.decoding.decoder import MAX_RECORD_BYTES
 from sequencematch.policy.decoding.search import action_limit
 from sequencematch.policy.decoding.slot_graphs import GraphSlotDecoder
 from sequencematch.policy.decoding.slots import SlotDecoder, Snapshot, row_settings
-from sequencematch.policy.sampling import Sampling
 from sequencematch.policy.scoring import Scorer
 from sequencematch.policy.threads import limit_threads
+from sequencematch.serving.jobs import (
+    NOTHING,
+    Actions,
+    ClosedError,
+    Counts,
+    Job,
+    QueueFullError,
+    RowFailedError,
+    Update,
+    random_numbers,
+)
 
 #: Default number of slots: rows that are decoded at the same time.
 SLOTS = 32
 #: Default number of rows that may wait for a slot.
 QUEUE = 256
-
-
-class QueueFullError(Exception):
-    """No room for more waiting rows."""
-
-
-class ClosedError(Exception):
-    """The engine takes no new rows: it is shutting down, or has failed."""
-
-
-class Actions(NamedTuple):
-    """Actions of a row in order, each with what the model said: log p(a|s), V(s), log p(<bkspc>|s), likeliest actions.
-
-    Probabilities are the model's own, before temperature, bias, search and so on.
-    """
-
-    chosen: list[int]
-    log_probs: list[float]
-    values: list[float]
-    bkspc_log_probs: list[float]
-    alternatives: list[list[tuple[int, float]]]  # empty without alternatives
-
-
-class Update(NamedTuple):
-    """News of a row: more actions, whether it has ended, and the error that ended it."""
-
-    actions: Actions
-    ended: bool = False
-    error: Exception | None = None
-
-
-NOTHING = Actions([], [], [], [], [])
-
-
-@dataclass(eq=False)
-class Job:
-    """One row to decode. `deliver` is called by the engine's thread with each `Update` and must return at once.
-
-    `prefix` holds tokens that are already written behind the prompt and may be deleted. `row` picks the random numbers, as the
-    row's number in `policy.generate` does.
-    """
-
-    prompt: Sequence[int]
-    sampling: Sampling
-    deliver: Callable[[Update], None]
-    prefix: Sequence[int] = ()
-    row: int = 0
-    alternatives: int = 0
-    timeout_s: float | None = None
-    deadline: float | None = field(default=None, init=False)
-    slot: int | None = field(default=None, init=False)
-    is_over: bool = field(default=False, init=False)
-
-
-@dataclass
-class Counts:
-    """What an engine has done so far."""
-
-    actions: int = 0
-    deletions: int = 0
-    forward_passes: int = 0
-    rejected: int = 0
-    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("done", "cancelled", "timeout", "error"), 0))
 
 
 class Engine:
@@ -217,7 +159,7 @@ class Engine:
             with self._changed:
                 left = [*self.waiting, *self.running.values()]
             for job in left:
-                self._fail(job, ClosedError("The server was shut down."))
+                self._tell(job, ClosedError("The server was shut down."))
                 self.cancel(job)
             self._thread.join()
 
@@ -228,12 +170,13 @@ class Engine:
             with limit_threads(self.policy), mode:
                 self._loop()
         except BaseException as error:  # the thread ends: nobody may wait for it
-            self.failure = error
             with self._changed:
+                self.failure = error
                 left = [*self.waiting, *self.running.values()]
                 self.waiting.clear()
+                self.running.clear()
             for job in left:
-                self._end(job, "error", Update(NOTHING, True, error if isinstance(error, Exception) else None))
+                self._tell(job, ClosedError("The engine has failed."))
             raise
 
     def _loop(self) -> None:
@@ -285,7 +228,7 @@ class Engine:
             numbers,
             [(*job.prompt, *job.prefix) for job in jobs],
             [row_settings(job.sampling, len(job.prompt), job.alternatives) for job in jobs],
-            [_uniforms(job) for job in jobs],
+            [random_numbers(job) for job in jobs],
         )
 
     def _deliver(self, snapshot: Snapshot) -> None:
@@ -314,18 +257,19 @@ class Engine:
                 job.deliver(Update(actions))
 
     def _error(self, slot: int, numbers: Any, wrong: Sequence[bool]) -> Exception | None:
+        found: Exception | None = None
         if slot in self.decoder.failures:
-            return self.decoder.failures[slot]
-        if not any(wrong):
-            return None
-        value = numbers[2][slot][wrong.index(True)]
-        if value != value:  # NaN
-            return ValueError(
+            cause = self.decoder.failures[slot]
+            found = RowFailedError(f"`logits_processor` raised {type(cause).__name__}: {cause}")
+            found.__cause__ = cause
+        elif any(wrong):
+            is_model = numbers[2][slot][wrong.index(True)] != numbers[2][slot][wrong.index(True)]  # V is NaN
+            found = RowFailedError(
                 "The model's logits are NaN: nothing can be chosen from them. Check its weights and dtype."
+                if is_model
+                else "`logits_processor` must leave an action possible: nothing can be chosen from NaN or -inf alone."
             )
-        return ValueError(
-            "`logits_processor` must leave an action possible: nothing can be chosen from NaN or -inf alone."
-        )
+        return found
 
     def _end(self, job: Job, why: str, update: Update) -> None:
         with self._changed:
@@ -336,7 +280,8 @@ class Engine:
         self.counts.ended[why] += 1
         job.deliver(update)
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _tell(self, job: Job, error: Exception) -> None:
+        """Tell a job of an error that is not its own, from any thread."""
         with self._changed:
             if job.is_over:
                 return
@@ -355,38 +300,8 @@ class Engine:
             self.decoder.free_slot(job.slot)
 
 
-def _uniforms(job: Job) -> Tensor:
-    sampling = job.sampling
-    if sampling.greedy:
-        return torch.empty(0, dtype=torch.float64)
-    assert sampling.seed is not None
-    return uniforms(sampling.seed, job.row, sampling.action_limit)
-
-
 def _likely(snapshot: Snapshot, slot: int, new: int, job: Job) -> list[list[tuple[int, float]]]:
     if not job.alternatives or snapshot.alternatives is None:
         return []
     tokens, log_probs = (part[slot, :new, : job.alternatives].tolist() for part in snapshot.alternatives)
     return [list(zip(*pair, strict=True)) for pair in zip(tokens, log_probs, strict=True)]
-
-
-def updates(engine: Engine, job: Callable[[Callable[[Update], None]], Job]) -> Iterator[Update]:
-    """Submit the job that is made for a `deliver`, and iterate over its updates. For scripts and tests: it blocks."""
-    found: deque[Update] = deque()
-    arrived = threading.Semaphore(0)
-
-    def deliver(update: Update) -> None:
-        found.append(update)
-        arrived.release()
-
-    submitted = job(deliver)
-    engine.submit([submitted])
-    try:
-        while True:
-            arrived.acquire()
-            update = found.popleft()
-            yield update
-            if update.ended:
-                return
-    finally:
-        engine.cancel(submitted)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sequencematch.serving.engine import ClosedError, QueueFullError
+from sequencematch.serving.jobs import ClosedError, QueueFullError, RowFailedError
 
 #: Seconds after which a client that found the queue full may try again.
 RETRY_AFTER_S = 1
@@ -47,8 +47,12 @@ class ApiError(Exception):
 _API_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompts": "prompt"}
 
 
+#: The errors that a request may end in. Any other is a bug: it is logged, and answered with 500.
+KNOWN = (ApiError, QueueFullError, ClosedError, RowFailedError, TimeoutError, ValueError)
+
+
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to an error of the library. A `ValueError` is the caller's, and names the field first."""
+    """The answer to one of the `KNOWN` errors. A `ValueError` is the caller's, and names the field first."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -58,11 +62,11 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="shutting_down")
     if isinstance(error, TimeoutError):
         return ApiError(504, f"The request took too long. {error}", code="timeout")
-    if isinstance(error, ValueError):
-        message = re.sub(r"\b(\w+)\b", lambda word: _API_NAMES.get(word[1], word[1]), str(error))
-        named = re.match(r"`(\w+)`", message)
-        return ApiError(400, message, param=named[1] if named else None)
-    return ApiError(500, f"The request failed: {type(error).__name__}.", code="internal_error")
+    if isinstance(error, RowFailedError):
+        return ApiError(500, str(error), code="row_failed")
+    message = re.sub(r"\b(\w+)\b", lambda word: _API_NAMES.get(word[1], word[1]), str(error))
+    named = re.match(r"`(\w+)`", message)
+    return ApiError(400, message, param=named[1] if named else None)
 
 
 def validation_error(found: Mapping[str, Any]) -> ApiError:

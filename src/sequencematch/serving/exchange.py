@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from sequencematch.serving.engine import Job, Update
+from sequencematch.serving.jobs import Job, Update
 from sequencematch.serving.plan import Plan
 from sequencematch.serving.text import Event, Row
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.data.pieces import Decode
 from sequencematch.policy.sampling import Sampling
-from sequencematch.serving.engine import Actions
+from sequencematch.serving.jobs import Actions
 
 Kind = Literal["write", "delete", "end", "cut"]
 #: Tokens that are decoded before a new one: a first token may lose its space, and a character may take several tokens.
@@ -90,10 +90,11 @@ class Speller:
 
 @dataclass
 class Settled:
-    """Text and tokens that can no longer be deleted, since they were last asked for."""
+    """Text and tokens that can no longer be deleted, since they were last asked for; `start` is the first one's place."""
 
     text: str
     tokens: list[Token]
+    start: int
 
 
 @dataclass
@@ -181,7 +182,8 @@ class Row:
             final = len(self.stack)
         elif self.sampling.hold_back is not None:
             final = max(final, self._deepest - self.sampling.hold_back)
-        tokens = self.stack[self._kept + self._settled : final]
+        start = self._kept + self._settled
+        tokens = self.stack[start:final]
         self._settled += len(tokens)
         self._text += "".join(token.text for token in tokens)
         if self.finish_reason is None:
@@ -194,7 +196,7 @@ class Row:
             upto = len(self._text)
         text = self._text[self._sent : upto]
         self._sent += len(text)
-        return Settled(text, tokens)
+        return Settled(text, tokens, start)
 
     @property
     def text(self) -> str:
@@ -203,6 +205,16 @@ class Row:
         return whole[: self._cut] if self._cut is not None else whole + self.speller.rest(self.stack)
 
     @property
+    def kept(self) -> int:
+        """Tokens of the prompt that were not deleted."""
+        return self._kept
+
+    @property
     def new_tokens(self) -> int:
         """Tokens behind the kept prompt."""
         return len(self.stack) - self._kept
+
+    def alternatives(self, place: int) -> list[tuple[str, float]]:
+        """What might have stood in a place of the stack, by name, and the log-probability of each."""
+        before = self.stack[max(0, place - 2 * _WINDOW) : place]
+        return [(self.speller.name(before, action), p) for action, p in self.stack[place].alternatives]
