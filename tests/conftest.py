@@ -95,6 +95,7 @@ SLOW = (
 LONGEST = (
     "tests/training/test_resume.py",
     "tests/training/test_distributed.py",
+    "tests/serving/test_playground.py",
     "tests/policy/test_generation.py",
     "tests/policy/test_export_everywhere.py",
     "tests/policy/test_export.py",

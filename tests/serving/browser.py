@@ -1,21 +1,10 @@
-"""A real server on a free port, and Chromium to look at its page."""
+"""Chromium, and a page of the playground in it."""
 
-import contextlib
 import json
 import re
 import shutil
-import socket
-import threading
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import uvicorn
-
-from sequencematch.policy import Policy
-from sequencematch.serving.app import create_app
-from sequencematch.serving.engine import Engine
-from sequencematch.serving.settings import Served, ServerSettings
 
 ROOT = Path(__file__).parents[2]
 #: Where `make test-browser` puts axe.
@@ -32,38 +21,23 @@ def chromium() -> str | None:
     return next((str(path) for path in [*known, *playwrights_own] if path is not None), None)
 
 
-@contextlib.contextmanager
-def running(policies: Mapping[str, Policy], **settings: Any) -> Iterator[str]:
-    """Serve models; the address of the page."""
-    served = {name: Served(name, Engine(policy, slots=4, queue=16).start()) for name, policy in policies.items()}
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        app = create_app(served, ServerSettings(**settings))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 class Playground:
     """A page that is watched: what its console says, and where its requests go."""
 
     def __init__(self, page: Any, address: str) -> None:
-        self.page, self.address = page, address
+        self.page, self.address = page, f"{address}/"
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
         self.asked: list[dict[str, Any]] = []
         page.set_default_timeout(TIMEOUT_MS)
-        page.on(
-            "console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text)
-        )
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", self._on_request)
-        page.route(lambda url: not url.startswith((address, "blob:")), lambda route: route.abort())
+        page.route(lambda url: not url.startswith((self.address, "blob:")), lambda route: route.abort())
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
 
     def _on_request(self, request: Any) -> None:
         if not request.url.startswith((self.address, "blob:")):

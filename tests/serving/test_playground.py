@@ -11,8 +11,10 @@ import pytest
 
 from sequencematch.policy import Policy
 from sequencematch.serving.recording import cells_of, record, star_of
+from sequencematch.serving.settings import ServerSettings
 from sequencematch.tasks.path_star import as_row, graphs, read_star
-from tests.serving.browser import AXE, DESKTOP, TIMEOUT_MS, Playground, chromium, running
+from tests.serving.browser import AXE, DESKTOP, ROOT, TIMEOUT_MS, Playground, chromium
+from tests.serving.server import running
 
 api = pytest.importorskip(
     "playwright.sync_api", reason="needs Playwright and Chromium: make test-browser installs them"
@@ -176,14 +178,14 @@ def test_an_injected_wrong_token_is_removed(visit: Open, way: str) -> None:
         page.get_by_label("Token to inject").fill("9")
         page.get_by_role("button", name="Inject").click()
     else:  # the arms of 11 and 13 are right so far: any of three may be the first
-        page.locator(".other", has_text=re.compile("^11")).click()
+        page.get_by_role("button", name=re.compile("^Continue with 11")).click()
     playground.ended()
     (token,) = playground.saved()["runs"][0]["start"]["prefix_tokens"]
     assert token["text"].strip() == ("11" if way == "alternative" else "9")
     assert playground.asked[-1]["prefix"] == [token["id"]]
     expect(playground.badge()).to_have_text(f"Deleted the injected {token['text'].strip()}; then found the goal")
     assert playground.text() == "13 21 27 26"
-    page.get_by_role("button", name="Back to the run before").click()
+    page.get_by_role("button", name="Previous run").click()
     assert playground.saved()["runs"][0]["start"]["prefix_tokens"] == []
 
 
@@ -394,9 +396,9 @@ def test_a_prompt_that_does_not_fit_is_told_in_the_servers_words(visit: Open) ->
 
 
 def test_a_key_is_asked_for_where_the_server_wants_one(visit: Open, policies: dict[str, Policy]) -> None:
-    with running({STAR: policies[STAR]}, api_key="secret") as address:
+    with running({STAR: policies[STAR]}, ServerSettings(api_key="secret")) as address:
         playground = visit(expected="Failed to load resource: the server responded with a status of 401", at=address)
-        playground.page.goto(address)
+        playground.page.goto(playground.address)
         expect(playground.page.locator("#notice")).to_contain_text("wants an API key")
         playground.page.get_by_label("API key").fill("secret")
         playground.page.get_by_role("button", name="Use key").click()
@@ -494,6 +496,28 @@ def test_the_recording_of_the_page_is_that_of_the_library(visit: Open, model: st
     assert recorded == record(playground.saved())
     kinds = {action["kind"] for action in playground.saved()["runs"][0]["actions"]}
     assert {"write", "delete"} <= kinds, "nothing to see"
+
+
+def test_the_readmes_animation_is_what_the_page_records_today(visit: Open) -> None:
+    """`python -m tests.serving.browser_pictures` makes it. Words are compared: places depend on a machine's rounding."""
+    playground = ask(visit().open(), PROMPT)
+    shown = (ROOT / "docs" / "images" / "playground.svg").read_text()
+    assert re.findall(">([^<]+)<", shown[shown.index("</style>") :]) == re.findall(
+        ">([^<]+)<", (today := record(playground.saved()))[today.index("</style>") :]
+    )
+
+
+def test_an_action_that_was_not_taken_can_be_taken_instead(visit: Open) -> None:
+    """Going back is one of them: the run continues with one token less, and nothing was injected."""
+    playground = ask(visit().open(), PROMPT).at(3)
+    page, run = playground.page, playground.saved()["runs"][0]
+    assert run["actions"][2]["kind"] == "write"
+    page.locator(".other.delete").click()
+    playground.ended()
+    assert [token["text"].strip() for token in playground.saved()["runs"][0]["start"]["prefix_tokens"]] == standing(
+        run, 1
+    )
+    expect(playground.badge()).to_have_text(re.compile("^Found 26"))
 
 
 # How it looks
