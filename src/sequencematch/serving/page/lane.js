@@ -3,7 +3,7 @@
 import { complete, tokenize } from "./api.js";
 import { copyOf, part } from "./dom.js";
 import { drawGraph } from "./graph.js";
-import { addEvent, cellsOf, continued, inWords, nameOf, newRun, written } from "./run.js";
+import { addEvent, cellsOf, continued, injectedCell, inWords, nameOf, newRun, written } from "./run.js";
 import { inShort } from "./settings.js";
 import { readStar } from "./star.js";
 import { createText } from "./text.js";
@@ -34,14 +34,14 @@ export function createLane(root, { onStep, onBegin, onGrow, onRecord, keepsDelet
   });
   part(article, "back").addEventListener("click", () => lane.load(earlier.pop()));
   part(article, "record").addEventListener("click", () => onRecord(lane.run));
-  part(article, "again").addEventListener("click", () => lane.start(lane.run.request));
+  part(article, "again").addEventListener("click", () => lane.start(lane.run.request, lane.run.injected));
 
   /** Take another action than the one that led to a step. */
   function instead(at, other) {
     const before = at - 1;
-    if (other.kind === "write") return begin(continued(lane.run, cells, before, [other.id]));
+    if (other.kind === "write") return begin(continued(lane.run, cells, before, [other.id]), 1);
     const request = continued(lane.run, cells, before, []);
-    return begin({ ...request, prefix: request.prefix.slice(0, -1) });
+    return begin({ ...request, prefix: request.prefix.slice(0, -1) }, 0);
   }
 
   /** Append a token, given by its text, to what stands at a step. */
@@ -49,7 +49,7 @@ export function createLane(root, { onStep, onBegin, onGrow, onRecord, keepsDelet
     try {
       const known = idOf(typed);
       const ids = known === null ? await tokenize(lane.run.request.model, typed) : [known];
-      if (ids.length) await begin(continued(lane.run, cells, at, ids));
+      if (ids.length) await begin(continued(lane.run, cells, at, ids), ids.length);
     } catch (fault) {
       lane.complain(fault);
     }
@@ -63,9 +63,9 @@ export function createLane(root, { onStep, onBegin, onGrow, onRecord, keepsDelet
     return seen.find((token) => (token.kind ?? "write") === "write" && isSame(token))?.id ?? null;
   }
 
-  async function begin(request) {
+  async function begin(request, injected) {
     if (lane.run.actions.length) earlier.push(lane.run);
-    await lane.start(request);
+    await lane.start(request, injected);
   }
 
   function draw(prompt) {
@@ -99,14 +99,16 @@ export function createLane(root, { onStep, onBegin, onGrow, onRecord, keepsDelet
   function verdict() {
     const { run } = lane;
     if (!run.start) return { words: lane.isRunning ? "asking…" : "", mood: "quiet" };
-    const injected = cells.filter((cell) => cell.origin === "prefix").at(-1);
+    const injected = injectedCell(run, cells);
     const isDone = step >= run.actions.length && run.end;
     if (injected && injected.died <= step) {
       const tail = isDone && star ? `; ${goalReached() ? "then found the goal" : "but ended elsewhere"}` : "";
       return { words: `Deleted the injected ${nameOf(injected.token)}${tail}`, mood: "good" };
     }
     if (!isDone) return { words: inWords(run, cells, step), mood: moodOf(run.actions[step - 1]) };
-    if (injected && !(star && goalReached())) return { words: `Kept the injected ${nameOf(injected.token)}`, mood: "bad" };
+    if (injected && !(star && goalReached())) {
+      return { words: `Kept the injected ${nameOf(injected.token)}`, mood: star ? "bad" : "quiet" };
+    }
     const deleted = cells.filter((cell) => cell.died <= step).length;
     if (star) {
       const back = deleted ? `, ${deleted} step${deleted > 1 ? "s" : ""} taken back` : ", without a detour";
@@ -127,10 +129,10 @@ export function createLane(root, { onStep, onBegin, onGrow, onRecord, keepsDelet
   Object.assign(lane, {
     article,
     /** Ask for a run and show it as it comes. */
-    async start(request) {
+    async start(request, injected = 0) {
       control?.abort();
       const own = (control = new AbortController());
-      lane.run = newRun(request);
+      lane.run = newRun(request, injected);
       lane.isRunning = true;
       cells = [];
       draw(request.prompt);

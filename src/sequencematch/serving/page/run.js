@@ -1,8 +1,8 @@
 // A run: one request, and every action that answered it. Steps count from 0, the state before the first action.
 
-/** A run that has not begun. This is also the format of a saved file. */
-export function newRun(request) {
-  return { object: "sequencematch.run", version: 1, request, start: null, actions: [], end: null };
+/** A run that has not begun. This is also the format of a saved file. `injected` tokens at the end of the prefix are by hand. */
+export function newRun(request, injected = 0) {
+  return { object: "sequencematch.run", version: 1, request, injected, start: null, actions: [], end: null };
 }
 
 /** Add one event of the stream to a run. */
@@ -56,9 +56,18 @@ export function continued(run, cells, step, ids) {
   return { ...run.request, prefix: [...kept.map((cell) => cell.token.id), ...ids] };
 }
 
+/** The last token that was injected by hand, or null. */
+export function injectedCell(run, cells) {
+  return run.injected ? (cells.findLast((cell) => cell.origin === "prefix") ?? null) : null;
+}
+
 /** What an action did, in words. */
 export function inWords(run, cells, step) {
-  if (step === 0) return run.start?.prefix_tokens?.length ? "continues from here" : "before the first token";
+  if (step === 0) {
+    const injected = injectedCell(run, cells);
+    if (injected) return `with ${nameOf(injected.token)} injected`;
+    return run.start?.prefix_tokens?.length ? "continues from here" : "before the first token";
+  }
   const action = run.actions[step - 1];
   if (action.kind === "write") return `writes ${nameOf(action.token)}`;
   if (action.kind === "delete") {
@@ -98,5 +107,6 @@ export function checked(run) {
     }
   }
   if (run.end !== null && typeof run.end !== "object") fail("its end is wrong");
-  return { ...newRun(run.request), start: run.start, actions: run.actions, end: run.end };
+  const injected = Number.isInteger(run.injected) ? run.injected : 0;
+  return { ...newRun(run.request, injected), start: run.start, actions: run.actions, end: run.end };
 }

@@ -57,6 +57,7 @@ export function createSettings(root, heading, onChange) {
     set(values) {
       for (const [name, value] of Object.entries(values)) {
         if (value === undefined || !fields[name]) continue;
+        if (name === "model" && ![...fields.model.options].some((option) => option.value === value)) continue;
         if (fields[name].type === "checkbox") fields[name].checked = Boolean(value);
         else fields[name].value = value;
       }

@@ -74,7 +74,7 @@ function slim(run) {
     bkspc_prob: round(bkspc_prob),
     alternatives: alternatives.map((other) => ({ ...other, prob: round(other.prob) })),
   }));
-  return { request: run.request, start: run.start, actions, end: run.end };
+  return { request: run.request, injected: run.injected, start: run.start, actions, end: run.end };
 }
 
 async function packed(value) {
