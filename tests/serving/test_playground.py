@@ -12,7 +12,7 @@ import pytest
 from sequencematch.policy import Policy
 from sequencematch.serving.recording import cells_of, record, star_of
 from sequencematch.serving.settings import ServerSettings
-from sequencematch.tasks.path_star import as_row, graphs, read_star
+from sequencematch.tasks.path_star import read_star
 from tests.serving.browser import AXE, DESKTOP, ROOT, TIMEOUT_MS, Playground, chromium
 from tests.serving.server import running
 
@@ -25,6 +25,8 @@ if chromium() is None:
 STAR, SUMS = "sequencematch/path-star", "sequencematch/arithmetic"
 #: A graph in which the model first walks into the arm of 2: the one of the README.
 PROMPT = "12 6 | 0 11 | 9 14 | 0 13 | 13 21 | 2 23 | 11 10 | 10 12 | 27 26 | 21 27 | 0 2 | 23 9 / 0 26 ="
+#: Time of one action at speed 1, as in page/player.js.
+ACTION_MS = 420
 expect = api.expect
 Open = Callable[..., Playground]
 
@@ -70,6 +72,13 @@ def ask(playground: Playground, prompt: str) -> Playground:
     playground.page.locator("#prompt").fill(prompt)
     playground.page.locator("#run").click()
     return playground.ended()
+
+
+def choose_sums(playground: Playground) -> None:
+    """Choose the other model, and wait for the run of its first example."""
+    playground.page.get_by_label("Model").select_option(SUMS)
+    expect(playground.page.locator(".lane h2")).to_contain_text("arithmetic")
+    playground.ended()
 
 
 def fulfil(answer: dict[str, Any], route: Any) -> None:
@@ -118,15 +127,27 @@ def test_deleted_tokens_stay_visible_if_one_wants(visit: Open) -> None:
 
 
 def test_a_run_plays_by_itself_and_can_be_paused(visit: Open) -> None:
-    playground = visit(reduced_motion="no-preference").open()
+    playground = visit(reduced_motion="no-preference")
     page = playground.page
-    page.locator("#speed").select_option("4")
-    expect(page.locator("#position")).to_have_text(f"{playground.length} / {playground.length}")
-    expect(page.get_by_role("button", name="Play", exact=True)).to_be_visible()
-    page.locator("#speed").select_option("0.5")
-    page.get_by_role("button", name="Play", exact=True).click()  # from the start
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)  # from here on time passes as the test says
+    playground.open()
+    positions = [playground.position]
+    for _ in range(2):
+        page.clock.run_for(ACTION_MS)
+        positions.append(playground.position)
+    assert positions == [0, 1, 2]
     page.get_by_role("button", name="Pause").click()
-    assert playground.position < playground.length
+    page.clock.run_for(10 * ACTION_MS)
+    assert playground.position == 2
+    page.locator("#speed").select_option("4")
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.clock.run_for(ACTION_MS)
+    assert playground.position == 6
+    page.clock.run_for(100 * ACTION_MS)
+    assert playground.position == playground.length
+    page.get_by_role("button", name="Play", exact=True).click()  # from the start
+    assert playground.position == 0
 
 
 def test_what_is_sampled_depends_on_the_seed_alone(visit: Open) -> None:
@@ -192,8 +213,7 @@ def test_an_injected_wrong_token_is_removed(visit: Open, way: str) -> None:
 def test_a_token_that_was_not_seen_before_is_spelled_by_the_models_tokenizer(visit: Open) -> None:
     playground = visit().open()
     page = playground.page
-    page.get_by_label("Model").select_option(SUMS)
-    playground.ended()
+    choose_sums(playground)
     ask(playground, "In base 7, what is 25 + 14? Solution:").at(2)  # after the space and the first digit
     page.get_by_label("Token to inject").fill("6")
     page.get_by_role("button", name="Inject").click()
@@ -348,14 +368,18 @@ def test_a_new_graph_has_the_shape_of_the_examples_and_is_solved(visit: Open) ->
     expect(playground.badge()).to_have_text(re.compile(r"^(Found|Ended at) \d+"))
 
 
-def test_graphs_are_read_as_the_library_reads_them() -> None:
-    drawn = graphs(arms=5, length=3, names=40, seed=1)
-    for _ in range(50):
-        prompt = str(as_row(next(drawn))["prompt"])
-        assert star_of(prompt) == read_star(prompt)
-
-
 # Errors
+
+
+def test_a_run_can_be_stopped(visit: Open) -> None:
+    playground = visit().open()
+    page = playground.page
+    page.route("**/v1/completions", lambda _: None)  # never answered
+    page.locator("#run").click()
+    expect(page.locator("#run")).to_have_text("Stop")
+    page.locator("#run").click()
+    expect(page.locator("#run")).to_have_text("Run")
+    expect(page.locator(".lane .notice")).to_be_hidden()
 
 
 def test_a_server_that_is_gone_is_told_and_tried_again(visit: Open) -> None:
@@ -476,13 +500,42 @@ def test_a_file_holds_the_whole_run_and_another_file_is_refused(visit: Open, tmp
         expect(other.page.locator("#status")).to_contain_text("This is not a saved run")
 
 
+def long_run(count: int) -> dict[str, Any]:
+    """Words, line ends, spaces, signs that markup uses, characters outside the basic plane; every fifth action deletes."""
+    texts = [" word", ".\n", " ", "\n\n", " <b>&amp;</b>", " 😀é", "\t", "", " ]]>", "\x07"]
+    alternatives = [{"id": 1, "text": " other", "prob": 0.1, "kind": "write"}]
+    actions = []
+    for step in range(count):
+        kind = "end" if step == count - 1 else "delete" if step % 5 == 4 else "write"
+        token = {"id": step, "text": texts[step % 7 if step % 2 else step % len(texts)]} if kind == "write" else None
+        scores = {"prob": 0.5, "value": float(step * 7919 % 101) / 10, "bkspc_prob": step * 31 % 97 / 97}
+        actions.append({"kind": kind, "token": token, **scores, "alternatives": alternatives})
+    request = {"model": "any/model", "prompt": "Once <i>upon</i>", "temperature": 0.7, "backspace_bias": -1.5}
+    tokens = [{"id": 1, "text": ""}, {"id": 2, "text": "Once"}, {"id": 3, "text": " <i>upon</i>"}]
+    end = {"text": "", "finish_reason": "stop"}
+    return {"request": request, "start": {"prompt_tokens": tokens, "prefix_tokens": []}, "actions": actions, "end": end}
+
+
+def test_a_long_text_is_followed_and_recorded(visit: Open, tmp_path: Path) -> None:
+    playground = visit().open()
+    page = playground.page
+    (tmp_path / "run.json").write_text(json.dumps(long_run(400)))
+    page.locator("#file").set_input_files(tmp_path / "run.json")
+    expect(page.locator("#status")).to_have_text("Opened the saved run.")
+    expect(page.locator(".cell.model:visible").last).to_be_in_viewport()
+    playground.at(399)
+    expect(page.locator(".action[aria-current]")).to_be_in_viewport()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Record").click()
+    assert Path(download.value.path()).read_text() == record(playground.saved())
+
+
 @pytest.mark.parametrize("model", [STAR, SUMS])
 def test_the_recording_of_the_page_is_that_of_the_library(visit: Open, model: str) -> None:
     playground = visit().open()
     page = playground.page
     if model == SUMS:
-        page.get_by_label("Model").select_option(SUMS)
-        playground.ended()
+        choose_sums(playground)
         page.get_by_label("Temperature").fill("2")
         page.get_by_label("Backspace bias").fill("3")
         ask(playground, "In base 7, what is <b>25</b> + 14 & 3? Solution:")

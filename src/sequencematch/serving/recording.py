@@ -287,6 +287,8 @@ def _write(picture: Picture, cells: Sequence[Cell], left: float, asked: Any) -> 
             x, y = float(left), y + line
         picture.body.append(_word(picture, word, kind, cell, x, y, width))
         x += width
+        if "\n" in text[len(text.rstrip()) :]:
+            x, y = float(left), y + line
     picture.body.append("</g>")
     return y
 

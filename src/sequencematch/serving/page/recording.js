@@ -210,6 +210,7 @@ function write(picture, cells, left, asked) {
     if (x + width > WIDTH - MARGIN && x > left) [x, y] = [left, y + line];
     picture.body.push(wordAt(picture, word, kind, cell, x, y, width));
     x += width;
+    if (text.slice(text.trimEnd().length).includes("\n")) [x, y] = [left, y + line];
   }
   picture.body.push("</g>");
   return y;

@@ -47,6 +47,10 @@ export function createText(root, { onToken, onHover }) {
         span.classList.toggle("going", cell.died === step);
       });
       root.classList.toggle("done", isDone);
+      // Follow the end of a long text, and let keys scroll it.
+      root.scrollTop = root.scrollHeight;
+      root.toggleAttribute("tabindex", root.scrollHeight > root.clientHeight);
+      if (root.hasAttribute("tabindex")) root.tabIndex = 0;
     },
   };
 }

@@ -51,12 +51,14 @@ export function createTimeline(root, { onStep, onHover }) {
     buttons[next].focus();
   });
 
+  // A run grows action by action: buttons that are there stay.
   function build() {
     const count = run.actions.length;
     width = Math.min(WIDEST, Math.max(NARROWEST, Math.floor(root.clientWidth / Math.max(count, 1))));
     strip.style.setProperty("--column", `${width}px`);
-    buttons = run.actions.map((action, place) => buttonOf(action, place + 1));
-    tape.replaceChildren(...buttons);
+    const added = run.actions.slice(buttons.length).map((action, place) => buttonOf(action, buttons.length + place + 1));
+    buttons.push(...added);
+    tape.append(...added);
     picture.setAttribute("viewBox", `0 0 ${count * width} ${HEIGHT}`);
     picture.style.width = `${count * width}px`;
     picture.style.height = `${HEIGHT}px`;
@@ -68,11 +70,14 @@ export function createTimeline(root, { onStep, onHover }) {
   return {
     /** Show a run at a step. */
     show(shown, cells, step) {
-      const isNew = shown !== run || shown.actions.length !== buttons.length;
-      run = shown;
+      if (shown !== run) {
+        run = shown;
+        buttons = [];
+        tape.replaceChildren();
+      }
       root.hidden = !run.actions.length;
       if (root.hidden) return;
-      if (isNew) build();
+      if (run.actions.length !== buttons.length) build();
       const { p, v } = places(run.actions, width);
       cover.setAttribute("x", step * width);
       cover.setAttribute("width", Math.max(0, (buttons.length - step) * width));
