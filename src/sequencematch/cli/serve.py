@@ -1,5 +1,8 @@
 """`sequencematch serve`."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -53,21 +56,23 @@ def serve(
     from sequencematch.serving.server import serve as run
     from sequencematch.serving.settings import Served, ServerSettings
 
-    settings = ServerSettings(
-        api_key=api_key,
-        search=search,
-        hold_back=hold_back,
-        max_choices=max_choices,
-        timeout_s=timeout,
-        max_body_bytes=max_body,
-        allowed_hosts=LOOPBACK if is_loopback(host) else frozenset(),
-    )
+    with _flags_in_errors():
+        settings = ServerSettings(
+            api_key=api_key,
+            search=search,
+            hold_back=hold_back,
+            max_choices=max_choices,
+            timeout_s=timeout,
+            max_body_bytes=max_body,
+            allowed_hosts=LOOPBACK if is_loopback(host) else frozenset(),
+        )
     bound = bound_socket(host, port)
     with bound:
         served = {}
         for name, model in zip(names, models or names, strict=True):
             policy = load(model, trust_remote_code, device, dtype)
-            served[name] = Served(name, Engine(policy, slots=batch_size, queue=queue, context=context))
+            with _flags_in_errors():
+                served[name] = Served(name, Engine(policy, slots=batch_size, queue=queue, context=context))
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"Serving {', '.join(names)} at http://{shown}:{bound.getsockname()[1]}  (Ctrl-C ends it)")
         if api_key is None and not is_loopback(host):
@@ -81,3 +86,17 @@ def serve(
 def _name(model: str) -> str:
     """A folder or file goes by its own name, so that no path of this machine is told to clients."""
     return Path(model).name if Path(model).exists() else model
+
+
+#: Settings whose flags have another name.
+_FLAGS = {"slots": "batch-size", "timeout_s": "timeout", "max_body_bytes": "max-body"}
+
+
+@contextmanager
+def _flags_in_errors() -> Iterator[None]:
+    """Name the flag of a wrong setting instead of the setting."""
+    try:
+        yield
+    except ValueError as error:
+        text = re.sub(r"^`(\w+)`", lambda name: f"`--{_FLAGS.get(name[1], name[1].replace('_', '-'))}`", str(error))
+        raise ValueError(text) from error

@@ -123,11 +123,11 @@ class Engine:
             raise ValueError("`seed` must be set for a row that is sampled. Got None.")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs, all or none."""
+        """Queue jobs, all or none. They wait until the engine is started."""
         for job in jobs:
             self.check(job)
         with self._changed:
-            if not self.is_alive:
+            if self._is_closing or self.failure is not None:
                 raise ClosedError("The server is shutting down." if self._is_closing else "The engine has failed.")
             free = self.slots - len(self.running)
             if len(self.waiting) + len(jobs) > self.queue + max(0, free):

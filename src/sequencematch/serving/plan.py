@@ -38,15 +38,14 @@ class Plan:
 
 def plan(body: Body, served: Served, settings: ServerSettings) -> Plan:
     """Check a body and tokenize its prompts. A `ValueError` names the field that is wrong."""
-    with served.lock:
-        prompts = [_tokens(served, prompt) for prompt in _prompts(body, served)]
-        tokens = [served.speller.tokens([], prompt) for prompt in prompts]
-        prefix = served.speller.tokens(tokens[0], body.prefix or []) if body.prefix else []
-    choices = body.n or 1
-    if choices * len(prompts) > settings.max_choices:
+    given, choices = _prompts(body, served), body.n or 1
+    if choices * len(given) > settings.max_choices:
         raise ValueError(
-            f"`n` must be at most {settings.max_choices} for all prompts together. Got {choices} for {len(prompts)}."
+            f"`n` must be at most {settings.max_choices} for all prompts together. Got {choices} for {len(given)}."
         )
+    prompts = [_tokens(served, prompt) for prompt in given]
+    tokens = [served.speller.tokens([], prompt) for prompt in prompts]
+    prefix = served.speller.tokens(tokens[0], body.prefix) if body.prefix else []
     is_actions = bool(body.stream_actions)
     wants_log_probs, alternatives = _log_probs(body)
     if is_actions and (len(prompts) > 1 or wants_log_probs):
@@ -92,6 +91,15 @@ def _prompts(body: Body, served: Served) -> list[Any]:
 def _tokens(served: Served, prompt: Any) -> list[int]:
     from jinja2 import TemplateError
 
+    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+    characters = sum(map(len, texts))
+    if characters > served.most_characters:  # tokenizing them would take seconds
+        raise ValueError(
+            f"`prompt` must fit the context of {served.engine.context} tokens. Got {characters} characters, more than so many "
+            f"tokens can have. Shorten it."
+        )
+    if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+        raise ValueError("`prompt` must be text that can be encoded as UTF-8. Got half of a surrogate pair.")
     try:
         return prompt_tokens(served.policy, prompt, Sampling(max_new_tokens=1))
     except TemplateError as error:

@@ -1,8 +1,8 @@
 """What a server is told when it starts, and the models that it serves."""
 
-import threading
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sequencematch.policy.scoring import Scorer
 from sequencematch.serving.engine import Engine
@@ -44,15 +44,20 @@ class Served:
     name: str
     engine: Engine
     created: int = field(default_factory=lambda: int(time.time()))
-    #: A tokenizer must not be used by two threads at once.
-    lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     @property
     def policy(self) -> Scorer:
         """The model as a policy."""
         return self.engine.policy
 
-    @property
+    @cached_property
     def speller(self) -> Speller:
         """Its tokens as text."""
         return Speller(self.policy.tokenizer, self.policy.space)
+
+    @cached_property
+    def most_characters(self) -> int:
+        """More characters than a prompt that fits the context can have."""
+        tokenizer = self.policy.tokenizer
+        longest = max(map(len, tokenizer.get_vocab())) if tokenizer is not None else 1
+        return self.engine.context * longest
