@@ -9,6 +9,7 @@ const V_HEIGHT = 40;
 const PAD = 5;
 const HEIGHT = P_HEIGHT + GAP + V_HEIGHT + 2 * PAD;
 const NARROWEST = 36;
+const NARROWEST_ON_A_PHONE = 30;
 const WIDEST = 96;
 
 /** The timeline inside `root`. `onStep(step)` goes to a step, `onHover(step or null)` looks at one. */
@@ -54,7 +55,8 @@ export function createTimeline(root, { onStep, onHover }) {
   // A run grows action by action: buttons that are there stay.
   function build() {
     const count = run.actions.length;
-    width = Math.min(WIDEST, Math.max(NARROWEST, Math.floor(root.clientWidth / Math.max(count, 1))));
+    const narrowest = root.clientWidth < 500 ? NARROWEST_ON_A_PHONE : NARROWEST;
+    width = Math.min(WIDEST, Math.max(narrowest, Math.floor(root.clientWidth / Math.max(count, 1))));
     strip.style.setProperty("--column", `${width}px`);
     const added = run.actions.slice(buttons.length).map((action, place) => buttonOf(action, buttons.length + place + 1));
     buttons.push(...added);
