@@ -199,7 +199,7 @@ def test_every_recorded_result_is_listed_with_a_commit_and_a_command_that_exists
     assert sorted(listed) == sorted(str(path.relative_to(results)) for path in recorded)
 
 
-@pytest.mark.parametrize("layer", ["core", "policy", "training"])
+@pytest.mark.parametrize("layer", ["core", "policy", "training", "serving"])
 def test_the_readmes_tree_names_every_file_of_a_layer(layer: str) -> None:
     tree = re.search(r"```\nsrc/sequencematch/\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert tree is not None
