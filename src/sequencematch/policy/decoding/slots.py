@@ -323,39 +323,42 @@ class SlotDecoder(Decoder):
         self, logits: Tensor, slot: Tensor, size: Tensor, taken: Tensor, acts: Tensor, at_floor: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """As `Decoder` does, in the same order, with the settings of each row. Also records what the model itself says."""
-        own, value, bkspc = logits, logits.logsumexp(-1), self.bkspc
-        logits = own.clone()
-        logits[:, bkspc] += self._real("backspace_bias")[slot].to(logits.dtype)
-        logits[:, bkspc].masked_fill_(at_floor, -torch.inf)
-        too_early = size - self.prompt[slot] < self._whole("min_new_tokens")[slot]
-        logits[:, self.all_ends] = logits[:, self.all_ends].masked_fill(too_early[:, None], -torch.inf)
+        these = slice(None) if slot is self.slot else slot  # a view if all rows are meant
+        value, bkspc = logits.logsumexp(-1), self.bkspc
+        own_bkspc = logits[:, bkspc] - value
+        at = torch.where(acts, taken, self.actions)
+        if self.uses.alternatives:
+            likely, place = logits.topk(self.likely.shape[-1]), torch.where(acts, taken % RING, RING)
+            self.likely[slot, place] = likely.indices
+            self.likely_log_probs[slot, place] = (likely.values - value[:, None]).double()
+        own = logits  # but for actions that can't be chosen, and for <bkspc>
+        own[:, bkspc] += self._real("backspace_bias")[these].to(own.dtype)
+        own[:, bkspc].masked_fill_(at_floor, -torch.inf)
+        too_early = size - self.prompt[these] < self._whole("min_new_tokens")[these]
+        own[:, self.all_ends] = own[:, self.all_ends].masked_fill(too_early[:, None], -torch.inf)
         if self.uses.bans:
-            closed = logits.clone()
+            closed = own.clone()
             self.deleted.close(closed, slot, size)
-            logits = torch.where(self._whole("ban_deleted")[slot, None] > 0, closed, logits)
+            logits = torch.where(self._whole("ban_deleted")[these][:, None] > 0, closed, own)
         logits = self._process(logits, slot)
-        temperature = self._real("temperature")[slot]
+        temperature = self._real("temperature")[these]
         if self.uses.warps:
-            shares = (self._real(name)[slot] for name in ("top_p", "min_p"))
-            logits = warp_rows(logits, temperature, self._whole("top_k")[slot], *shares)
+            shares = (self._real(name)[these] for name in ("top_p", "min_p"))
+            logits = warp_rows(logits, temperature, self._whole("top_k")[these], *shares)
         else:
             logits = logits / temperature.to(logits.dtype)[:, None]
         stays = None
         if self.uses.searches:
-            searches, opened = self._whole("search")[slot] > 0, logits.clone()
-            stays = self._search(opened, self._real("search_min_p")[slot].to(logits.dtype), slot, acts) & searches
+            searches, opened = self._whole("search")[these] > 0, logits.clone()
+            stays = self._search(opened, self._real("search_min_p")[these].to(logits.dtype), slot, acts) & searches
             logits = torch.where(searches[:, None], opened, logits)
         drawn, normaliser = choose(logits, self.uniform[slot, taken])
-        action = torch.where(self._whole("greedy")[slot] > 0, logits.argmax(-1), drawn)
-        log_prob = logits.gather(1, action[:, None]).squeeze(1) - normaliser
-        at = torch.where(acts, taken, self.actions)
-        self.own_log_probs[slot, at] = (own.gather(1, action[:, None]).squeeze(1) - value).double()
-        self.bkspc_log_probs[slot, at] = (own[:, bkspc] - value).double()
-        if self.uses.alternatives:
-            likely = own.topk(self.likely.shape[-1])
-            place = torch.where(acts, taken % RING, RING)
-            self.likely[slot, place] = likely.indices
-            self.likely_log_probs[slot, place] = (likely.values - value[:, None]).double()
+        action = torch.where(self._whole("greedy")[these] > 0, logits.argmax(-1), drawn)
+        chosen = action[:, None]
+        log_prob = logits.gather(1, chosen).squeeze(1) - normaliser
+        own_log_prob = torch.where(action == bkspc, own_bkspc, own.gather(1, chosen).squeeze(1) - value)
+        self.own_log_probs[slot, at] = own_log_prob.double()
+        self.bkspc_log_probs[slot, at] = own_bkspc.double()
         return action, log_prob, value, stays
 
     def _process(self, logits: Tensor, slot: Tensor) -> Tensor:
