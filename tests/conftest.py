@@ -71,6 +71,7 @@ SLOW = (
     "tests/policy/test_threads.py",
     "tests/policy/test_verdicts.py",
     "tests/serving/test_api.py",
+    "tests/serving/test_captured.py",
     "tests/serving/test_command.py",
     "tests/serving/test_engine.py",
     "tests/serving/test_faults.py",
