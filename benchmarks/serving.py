@@ -218,6 +218,7 @@ async def _phase(host: str, port: int, process: int, clients: int, options: argp
     drawn, seen = graphs(3, 4, 30, seed=clients), Seen()
     limits = {
         "stream_options": {"include_usage": True},
+        "backspace_bias": -1000,  # all requests write as many tokens, whatever the model would delete
         "max_tokens": options.new_tokens,
         "min_tokens": options.new_tokens,
         "hold_back": options.hold_back,
