@@ -32,7 +32,7 @@ def serve(
     batch_size: Annotated[int, typer.Option(help="Rows decoded at the same time, for each model.")] = 32,
     queue: Annotated[int, typer.Option(help="Rows that may wait; further requests are answered 429.")] = 256,
     context: Annotated[
-        int | None, typer.Option(help="Longest prompt and answer together. Default: the model's own context.")
+        int | None, typer.Option(help="Longest prompt and answer together. Default: the model's own, at most 4096.")
     ] = None,
     max_choices: Annotated[int, typer.Option(help="Most answers of one request.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take, waiting included.")] = 300.0,

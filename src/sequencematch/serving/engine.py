@@ -31,6 +31,8 @@ from sequencematch.serving.jobs import (
 SLOTS = 32
 #: Default number of rows that may wait for a slot.
 QUEUE = 256
+#: The longest default context: memory for all slots is allocated for it, and some models have contexts of 100,000 tokens.
+CONTEXT = 4096
 
 
 class Engine:
@@ -49,11 +51,11 @@ class Engine:
         context: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Allocate slots for rows of `context` tokens, by default the model's whole context. `start` starts the thread."""
+        """Allocate slots for rows of `context` tokens, by default the model's own, at most `CONTEXT`. `start` starts the thread."""
         for name, value in (("slots", slots), ("queue", queue)):
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1. Got {value}.")
-        self.context = policy.max_positions if context is None else context
+        self.context = min(policy.max_positions, CONTEXT) if context is None else context
         if not 2 <= self.context <= policy.max_positions:
             raise ValueError(
                 f"`context` must be from 2 to the model's own {policy.max_positions} tokens. Got {self.context}."
