@@ -468,6 +468,7 @@ REFUSED = {
     "Scores(x[0], zeros(1, 3), one, yes)": "`action_logit` must have shape [batch, step], neither of them 0. Got (2,);",
     "Scores(x, zeros(1, 3), ones(1), yes)": "`length` must hold integers and `policy_chosen` booleans. Got torch.float32",
     "unlikelihood_loss(zeros(1, 2, 3), yes[..., None], num_items=1)": "`is_candidate` must have the shape of",
+    "Points(zeros(2), zeros(3, 3))": "`matrix` must hold a number for every pair of the 2 points in `reward`.",
     "sequencematch_loss(s, s, divergence='chi2', alpha=1, gamma=.9)": "`divergence` must be a Divergence, such as",
 }
 
@@ -476,6 +477,7 @@ def test_what_a_shape_checker_would_refuse_is_refused_without_one() -> None:
     """In a process of its own, as a user has it: here the run-time checker answers first."""
     code = f"""
 from torch import ones, tensor, zeros
+from sequencematch.core.integral_metrics import Points
 from sequencematch.core.objectives import Scores, sequencematch_loss, unlikelihood_loss
 x, one, yes = zeros(1, 2), tensor([1]), tensor([[True, True]])
 s = Scores(x, zeros(1, 3), one, yes)

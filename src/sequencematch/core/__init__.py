@@ -2,6 +2,7 @@
 
 from sequencematch.core.divergences import CHI2_MIXTURE, DIVERGENCES, Divergence
 from sequencematch.core.encoding import Encoding, attend, encode
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS, IntegralMetric, Points
 from sequencematch.core.mdp import ActionSpace, State, Trajectory, step
 from sequencematch.core.noise import NoiseSource, add_noise, burst_end_noise, model_noise, step_noise, token_noise
 from sequencematch.core.objectives import (
@@ -19,10 +20,13 @@ from sequencematch.core.objectives import (
 __all__ = [
     "CHI2_MIXTURE",
     "DIVERGENCES",
+    "INTEGRAL_METRICS",
     "ActionSpace",
     "Divergence",
     "Encoding",
+    "IntegralMetric",
     "NoiseSource",
+    "Points",
     "Scores",
     "SequenceMatchLoss",
     "State",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sequencematch.core.divergences import CHI2_MIXTURE, Divergence
 from sequencematch.core.encoding import Encoding
+from sequencematch.core.integral_metrics import IntegralMetric, Points
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class SequenceMatchLoss:
-    """The loss −Ĵ and the terms of Ĵ = A + C − B − D − E, each already divided by the batch's denominator   (Eq. 4)."""
+    """The loss −Ĵ and the terms of Ĵ = A + C − B − D − E − P, each already divided by the batch's denominator   (Eq. 4)."""
 
     loss: Float[Tensor, ""]
     data_reward: Float[Tensor, ""]  # A
@@ -99,6 +100,7 @@ class SequenceMatchLoss:
     data_value: Float[Tensor, ""]  # B
     model_value: Float[Tensor, ""]  # D
     model_penalty: Float[Tensor, ""]  # E
+    reward_penalty: Float[Tensor, ""]  # P, 0 except for integral metrics
 
 
 def implied_reward(scores: Scores, gamma: float) -> Float[Tensor, "batch step"]:
@@ -151,8 +153,9 @@ def sequencematch_loss(
     num_items: float | Tensor | None = None,
     model_weight: float | Tensor | None = None,
     model_starts_from_data: bool = True,
+    points: Points | None = None,
 ) -> SequenceMatchLoss:
-    """−Ĵ with Ĵ = [Σ_data (A + C − B) − w Σ_model (D + E)] / N   (Eq. 4).
+    """−Ĵ with Ĵ = [Σ_data (A + C − B) − w Σ_model (D + E) − n P] / N   (Eq. 4).
 
     N = `num_items` is the number of scored data decisions in the whole optimisation step, and w = `model_weight` the number
     of its data trajectories divided by the number of its rollouts. Both default to this batch's values; pass them if a step
@@ -163,6 +166,9 @@ def sequencematch_loss(
     Ĵ = [Σ_data (A + C − B − D) − w Σ_model E] / N, where D = B. D telescopes to ½ V(u₀) whatever the policy does, so it is known
     for the data's prompts without a rollout from them. D on other prompts would pull V apart: the best constant shift of V is
     −1/(α(1−γ)) on such rollouts and 1/(α(1−γ)) on data, 50,000 at α = 0.01 and γ = 0.998.
+
+    P = (1/α) ψ(α r) is for integral metrics (§3.2), which need `points` to read r at. It belongs to the expectation over
+    trajectories, so it counts once for each of the n data trajectories of this batch.
     """
     check_gamma(gamma)
     if not isinstance(divergence, Divergence):
@@ -178,6 +184,15 @@ def sequencematch_loss(
         )
     if model is None and not model_starts_from_data:
         raise ValueError("`model_starts_from_data` would be ignored: without rollouts D = B. Got False, model=None.")
+    is_integral = isinstance(divergence, IntegralMetric)
+    if is_integral and points is None:
+        raise ValueError(
+            f"`points` must be given for {divergence.name}, which reads the reward at points. Got None; see `core.Points`."
+        )
+    if points is not None and not is_integral:
+        raise ValueError(
+            f"`points` would be ignored: {divergence.name} is an f-divergence. Leave them out, or use one of INTEGRAL_METRICS."
+        )
     num_items = _denominator(data, num_items)
     if model_weight is None:
         model_weight = 1.0 if model is None else len(data.length) / len(model.length)
@@ -188,8 +203,12 @@ def sequencematch_loss(
     b = value_difference(data, gamma).sum() / num_items
     d = model_weight * value_difference(rollouts, gamma).sum() / num_items if model_starts_from_data else b
     e = model_weight * model_penalty(rollouts, divergence, alpha, gamma).sum() / num_items
+    gain, p = a + c - b - d - e, torch.zeros_like(a)
+    if isinstance(divergence, IntegralMetric) and points is not None:
+        p = len(data.length) * divergence.penalty(points, alpha) / num_items
+        gain = gain - p
     return SequenceMatchLoss(
-        loss=-(a + c - b - d - e), data_reward=a, data_tail=c, data_value=b, model_value=d, model_penalty=e
+        loss=-gain, data_reward=a, data_tail=c, data_value=b, model_value=d, model_penalty=e, reward_penalty=p
     )
 
 
