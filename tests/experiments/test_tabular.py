@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sequencematch.core.divergences import CHI2, CHI2_MIXTURE, Divergence
+from sequencematch.core.integral_metrics import MMD
 from sequencematch.core.mdp import ActionSpace
 from sequencematch.experiments.tabular import (
     Demonstration,
@@ -132,3 +133,7 @@ def test_settings_that_eq_4_does_not_allow_are_refused() -> None:
         Problem(coin(), CHI2, 0.1, 1.0)
     with pytest.raises(ValueError, match="`alpha` must be positive"):
         Problem(coin(), CHI2, 0.0, GAMMA)
+    with pytest.raises(
+        ValueError, match="`divergence` must be an f-divergence: the penalty of mmd on the reward would"
+    ):
+        Problem(coin(), MMD, 0.1, GAMMA)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.policy import Policy, storage
 from sequencematch.training import SequenceMatchTrainer, StoppedEarlyError
 from tests.training import tiny_run
@@ -214,6 +215,10 @@ def run_all(how: str, folder: Path) -> dict[str, Any]:
     results["epoch ends inside a step"] = run(
         folder / "epoch", "sequencematch", (2, 2), sharded=sharded, words=WORDS[:12]
     )
+    for metric in INTEGRAL_METRICS:
+        results[metric] = run(
+            folder / metric, "sequencematch", (2, 2), sharded=sharded, divergence=metric, alpha=0.5, noise_rate=0.0
+        )
     results["without the factor"] = run(
         folder / "factor", "bc", (4, 1), sharded=sharded, trainer_class=WithoutFactor, max_steps=1
     )

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer
 from tests.training.distributed_run import CASES, HOW, MAIN, RUNS, STEPS, WORDS, Result, policy, run, run_name
@@ -157,6 +158,16 @@ def test_two_processes_give_the_losses_and_the_weights_of_one(
 
 def test_the_last_step_of_an_epoch_may_have_fewer_batches_in_each_process(launched: Launched, alone: Reference) -> None:
     check_same(launched.results["epoch ends inside a step"], alone("sequencematch", words=WORDS[:12]))
+
+
+@pytest.mark.parametrize("metric", INTEGRAL_METRICS)
+def test_an_integral_metric_trains_sharded_weights_as_replicated_ones(
+    both: Mapping[str, Launched], alone: Reference, metric: str
+) -> None:
+    """Its points are drawn by each process for itself, so one process alone would see others."""
+    replicated, sharded = (both[how].results[metric] for how in HOW)
+    check_same(sharded, replicated)
+    assert replicated.losses != pytest.approx(alone("sequencematch").losses, rel=1e-3)
 
 
 def test_models_are_spread_over_two_processes_as_they_are_said_to_be(launched: Launched) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sequencematch.core.divergences import Divergence
+from sequencematch.core.integral_metrics import IntegralMetric
 from sequencematch.core.objectives import check_alpha, check_gamma
 
 #: A state that data visits closes an action that data never takes there and that has less than this probability at the optimum.
@@ -83,6 +84,10 @@ class Problem:
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
         check_gamma(self.gamma)
+        if isinstance(self.divergence, IntegralMetric):
+            raise ValueError(
+                f"`divergence` must be an f-divergence: the penalty of {self.divergence.name} on the reward would be ignored here."
+            )
 
     @cached_property
     def data(self) -> Float[Tensor, "row action row"]:

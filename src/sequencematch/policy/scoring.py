@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sequencematch.core import ActionSpace, Encoding, Scores
+from sequencematch.core.transitions import Transitions
 from sequencematch.policy import modes
 from sequencematch.policy.attention import max_positions, refuse_what_cannot_delete
 from sequencematch.policy.backspace import Backspace
@@ -20,6 +21,7 @@ from sequencematch.policy.ends import eos_token, listed_ends
 from sequencematch.policy.fusing import Fusion
 from sequencematch.policy.fusing import fusions as find_fusions
 from sequencematch.policy.head import Unembedding, action_logits_and_values
+from sequencematch.policy.landscape import Landscape, landscape
 from sequencematch.policy.masks import row_mask
 from sequencematch.policy.sharding import is_sharded
 
@@ -154,13 +156,18 @@ class Scorer(nn.Module):
         return torch.cat([unembedding.logits(hidden), bkspc[..., None]], dim=-1)
 
     def forward(
-        self, encoding: Encoding, *, backspace: bool = True, context: bool = False
-    ) -> Scores | tuple[Scores, Float[Tensor, "batch step node"]]:
+        self,
+        encoding: Encoding,
+        *,
+        backspace: bool = True,
+        context: bool = False,
+        transitions: Transitions | None = None,
+    ) -> Scores | tuple[Scores, Float[Tensor, "batch step node"]] | tuple[Scores, Landscape]:
         """ℓ(a_t|s_t) and V(s_t) of every visit   (Eq. 4).
 
         `backspace=False` is for maximum likelihood: V sums over the vocabulary alone, and no action may be `<bkspc>`.
         `context=True` is for unlikelihood: also returns log p(x_j|s_t) of every token x_j of the row, and needs one trajectory
-        per row.
+        per row. `transitions` are for an integral metric: also returns their features and slopes of the reward.
         """
         # Only states need a value: the inside of a prompt doesn't.
         node, visit = encoding.visit.unique(return_inverse=True)
@@ -180,6 +187,11 @@ class Scorer(nn.Module):
         scores = Scores(
             action_logit + offset[deciding], (value + offset)[visit], encoding.length, encoding.policy_chosen
         )
+        if transitions is not None:
+            positions, offset_of = encoding.position_ids.flatten()[node], self.backspace.offset
+            return scores, landscape(
+                hidden, visit, positions, transitions, action_logits=self.action_logits, offset=offset_of
+            )
         if not context:
             return scores
         return scores, _context_logits(hidden[deciding], unembedding, encoding.tokens) - value[deciding][..., None]

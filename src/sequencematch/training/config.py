@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from sequencematch.core.divergences import DIVERGENCES, Divergence, chi2_mixture
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS, IntegralMetric, wasserstein
 from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
@@ -19,7 +20,7 @@ AUTO = "auto"
 #: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes; or one of the first two.
 NOISE_SOURCES = (AUTO, "uniform", "tokens", "model")
 
-
+_DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({**DIVERGENCES, **INTEGRAL_METRICS})
 #: Fields of `TrainingArguments` → the values that a policy supports.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -48,7 +49,10 @@ class SequenceMatchConfig(TrainingArguments):
     )
     divergence: str = field(
         default="chi2_mixture",
-        metadata={"help": f"The φ of Eq. 4: {', '.join(DIVERGENCES)}. Paper: chi2_mixture (§4, App. D)."},
+        metadata={
+            "help": f"The φ of Eq. 4: {', '.join(DIVERGENCES)}. Paper: chi2_mixture (§4, App. D). Or an integral metric: "
+            f"{', '.join(INTEGRAL_METRICS)} (§3.2)."
+        },
     )
     alpha: float = field(
         default=0.01, metadata={"help": "Weight α of the entropy in Eq. 4. Paper: 0.01 for text (§6.2)."}
@@ -58,6 +62,10 @@ class SequenceMatchConfig(TrainingArguments):
     )
     mixture_weight: float = field(
         default=0.5, metadata={"help": "Share β of data in the χ²-mixture. Paper: 0.5 (App. D.4)."}
+    )
+    lipschitz_weight: float = field(
+        default=10.0,
+        metadata={"help": "Price of a reward that is not 1-Lipschitz, with divergence wasserstein (§3.2)."},
     )
 
     noise_rate: float | None = field(
@@ -216,7 +224,7 @@ class SequenceMatchConfig(TrainingArguments):
     def __post_init__(self) -> None:
         """Refuse settings that can't work, before a model is loaded."""
         check_choice("objective", self.objective, OBJECTIVES)
-        check_choice("divergence", self.divergence, DIVERGENCES)
+        check_choice("divergence", self.divergence, _DIVERGENCES)
         check_choice("noise_source", self.noise_source, NOISE_SOURCES)
         check_alpha(self.alpha)
         check_gamma(self.gamma)
@@ -238,6 +246,10 @@ class SequenceMatchConfig(TrainingArguments):
         if self.mixture_weight != 0.5 and self.divergence != "chi2_mixture":
             raise ValueError(
                 f"`mixture_weight` would be ignored: it belongs to chi2_mixture. Got divergence {self.divergence!r}."
+            )
+        if self.lipschitz_weight != 10 and self.divergence != "wasserstein":
+            raise ValueError(
+                f"`lipschitz_weight` would be ignored: it belongs to wasserstein. Got divergence {self.divergence!r}."
             )
         if not 0 < self.offset_lr_multiplier < math.inf:
             raise ValueError(
@@ -330,8 +342,18 @@ class SequenceMatchConfig(TrainingArguments):
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether the loss needs rollouts: without an on-policy term their value sum telescopes   (§3.2.1)."""
-        return self.objective_value.rolls_out and self.divergence_value.on_policy > 0
+        """Whether the loss needs rollouts: without an on-policy term their value sum telescopes   (§3.2.1).
+
+        An integral metric reads the reward at the policy's own transitions, too.
+        """
+        reads_rollouts = self.divergence_value.on_policy > 0 or self.integral_metric is not None
+        return self.objective_value.rolls_out and reads_rollouts
+
+    @property
+    def integral_metric(self) -> IntegralMetric | None:
+        """The divergence if the objective uses it and it is an integral metric, else None   (§3.2)."""
+        metric = self.divergence_value
+        return metric if isinstance(metric, IntegralMetric) and self.objective_value.rolls_out else None
 
     def bc_weight(self, step: int) -> float:
         """β_BC at an optimisation step: 1 for `bc_steps`, then linear to `bc_weight_final` over `bc_anneal_steps`   (App. E)."""
@@ -366,7 +388,9 @@ class SequenceMatchConfig(TrainingArguments):
         return {name: getattr(self, name) for name in OWN_FIELDS if name not in left_out} | {"seed": self.seed}
 
     def _divergence(self) -> Divergence:
-        return chi2_mixture(self.mixture_weight) if self.divergence == "chi2_mixture" else DIVERGENCES[self.divergence]
+        if self.divergence == "wasserstein":
+            return wasserstein(self.lipschitz_weight)
+        return chi2_mixture(self.mixture_weight) if self.divergence == "chi2_mixture" else _DIVERGENCES[self.divergence]
 
 
 _INHERITED = {f.name for f in fields(TrainingArguments)}

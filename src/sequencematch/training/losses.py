@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sequencematch.core import Divergence, Encoding
+from sequencematch.core import Divergence, Encoding, IntegralMetric, Points
 from sequencematch.core.objectives import (
     Scores,
     bc_loss,
@@ -19,6 +19,7 @@ from sequencematch.core.objectives import (
     sequencematch_loss,
     unlikelihood_loss,
 )
+from sequencematch.core.transitions import Transitions, transition_distance, transition_reward
 from sequencematch.training.signals import Signal
 
 
@@ -28,7 +29,8 @@ class Batch:
 
     `num_items` is N, the number of data decisions in the optimisation step over all its batches and processes. `model_weight`
     is the step's number of data trajectories divided by its number of rollouts, None without rollouts. `right` says which of
-    the rollouts ended in the right answer, None if unknown; it is logged and no part of a loss.
+    the rollouts ended in the right answer, None if unknown; it is logged and no part of a loss. `transitions` are the points at
+    which an integral metric reads the reward, None for other divergences.
     """
 
     encoding: Encoding
@@ -36,10 +38,12 @@ class Batch:
     num_items: int
     model_weight: float | None = None
     right: tuple[bool | None, ...] = ()
+    transitions: Transitions | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return replace(self, encoding=self.encoding.to(device))
+        transitions = None if self.transitions is None else self.transitions.to(device)
+        return replace(self, encoding=self.encoding.to(device), transitions=transitions)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Objective:
 
 def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Tensor, ""], dict[str, Signal]]:
     """L = β_BC L_BC + (1 − β_BC) L_SM with L_SM = −Ĵ   (App. E). Ĵ is left out while β_BC = 1."""
-    scores: Scores = model(batch.encoding)
+    scores, points = _scores_and_points(model, batch, weights.divergence)
     data = scores[: batch.num_data]
     rollouts = scores[batch.num_data :] if len(scores.length) > batch.num_data else None
     cloning = bc_loss(data, num_items=batch.num_items)
@@ -92,6 +96,7 @@ def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Ten
         num_items=batch.num_items,
         model_weight=batch.model_weight,
         model_starts_from_data=weights.model_starts_from_data,
+        points=points,
     )
     signals |= {
         "loss/sequencematch": Signal.total(result.loss),
@@ -102,6 +107,8 @@ def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Ten
         "objective/model_value": Signal.total(result.model_value),
         "objective/model_penalty": Signal.total(result.model_penalty),
     }
+    if points is not None:
+        signals["objective/reward_penalty"] = Signal.total(result.reward_penalty)
     if rollouts is not None:
         signals |= _describe("rollouts", rollouts, weights) | _describe_ends(rollouts, batch.right)
     return weights.bc_weight * cloning + (1 - weights.bc_weight) * result.loss, signals
@@ -138,6 +145,17 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         "unlikelihood": Objective(deletes=False, rolls_out=False, loss=unlikelihood),
     }
 )
+
+
+def _scores_and_points(model: Any, batch: Batch, divergence: Divergence) -> tuple[Scores, Points | None]:
+    """The scores of a batch and, for an integral metric, its reward and geometry at the batch's transitions   (§3.2)."""
+    if batch.transitions is None or not isinstance(divergence, IntegralMetric):
+        return model(batch.encoding), None
+    scores, landscape = model(batch.encoding, transitions=batch.transitions)
+    distance = transition_distance(landscape.features, batch.transitions.action)
+    slope_squared = landscape.slope_squared if divergence.uses_slopes else None
+    reward = transition_reward(scores, batch.transitions)
+    return scores, Points(reward, divergence.matrix_of(distance), slope_squared)
 
 
 @torch.no_grad()

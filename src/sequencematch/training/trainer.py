@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
 from sequencematch.data.examples import Example, ExampleStream, empty_pass
+from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy
 from sequencematch.policy.finite import named, non_finite
 from sequencematch.policy.fusing import Fusion, fusions
@@ -33,7 +34,15 @@ from sequencematch.training.replay import Experience
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.saving import REPLAY, SIGNALS, Checkpointed
 from sequencematch.training.signals import Signal, Signals, describe
-from sequencematch.training.step import accumulate_gradients, encode_batch, encode_parts, node_budget, num_passes
+from sequencematch.training.step import (
+    Draw,
+    accumulate_gradients,
+    encode_batch,
+    encode_parts,
+    node_budget,
+    num_passes,
+    point_draw,
+)
 from sequencematch.training.stopping import StopEarly
 
 
@@ -152,14 +161,22 @@ class SequenceMatchTrainer(Checkpointed):
             own_corrections = corrections[self.accelerator.process_index :: self.accelerator.num_processes]
             for place, batch in enumerate(data):
                 batch += own_corrections[place :: len(data)]
-        batches = []
+        batches, draw = [], self._point_draw()
         for batch in data:
             own, model = model[: len(batch)], model[len(batch) :]
-            batches.append({"parts": self._parts(batch, own, num_items)})
+            batches.append({"parts": self._parts(batch, own, num_items, draw)})
         self.signals.steps += 1
         return batches, num_items
 
-    def _parts(self, data: list[Trajectory], model: list[Experience], num_items: int) -> list[Batch]:
+    def _point_draw(self) -> Draw | None:
+        """How this process draws the points of an integral metric in this step; None if the loss has no such penalty."""
+        metric, step = self.args.integral_metric, self.state.global_step
+        if metric is None or self.args.bc_weight(step) == 1:
+            return None
+        seed = hash_seed("transitions", self.args.seed, step, self.accelerator.process_index)
+        return point_draw(metric, self.args.gamma, seed)
+
+    def _parts(self, data: list[Trajectory], model: list[Experience], num_items: int, draw: Draw | None) -> list[Batch]:
         """A batch, encoded and split so that each forward pass fits the data's node budget.
 
         All processes make the same number of passes, since each pass gathers sharded weights.
@@ -172,7 +189,7 @@ class SequenceMatchTrainer(Checkpointed):
             fits = torch.tensor([[count, len(data)]], device=self.args.device)
             wanted, possible = self.accelerator.gather(fits).T
             count = int(torch.minimum(wanted.max(), possible.min()))
-        return encode_parts(data, rollouts, count, num_items, self.hidden_size, right)
+        return encode_parts(data, rollouts, count, num_items, self.hidden_size, right, draw)
 
     @cached_property
     def fusions(self) -> list[Fusion]:
