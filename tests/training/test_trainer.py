@@ -36,9 +36,9 @@ def test_everything_logged_is_in_the_document_and_the_other_way_round(tmp_path: 
         run = trainer(tmp_path / str(number), objective=objective, **apart)
         run.train()
         logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
-    logged |= {name for entry in judged(tmp_path / "judged").state.log_history if "loss" in entry for name in entry} - {
-        "step"
-    }
+    for divergence in ("chi2_mixture", "mmd"):
+        run = judged(tmp_path / divergence, divergence=divergence)
+        logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
     documented = {
         name for row in re.findall(r"^\| (`.*?) \|", LOGGING, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
     }
