@@ -15,6 +15,7 @@ from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.core.noise import add_noise, token_noise
 from sequencematch.experiments import exact_search, exact_search_report, tabular
 from sequencematch.experiments.exact_search import Case, Outcome, Star, World, path_star, solve, worlds
+from sequencematch.experiments.registry import EXPERIMENTS
 from tests.cli.program import check_error, run
 from tests.test_architecture import PACKAGE
 
@@ -184,7 +185,8 @@ def test_the_command_writes_results_and_a_figure_that_can_be_drawn_again(
 
 
 def test_wrong_arguments_of_the_command(tmp_path: Path) -> None:
-    check_error(run("reproduce", "nothing"), "`NAME` must be one of: exact_search, path_star, sudoku. Got 'nothing'.")
+    listed = ", ".join(EXPERIMENTS)
+    check_error(run("reproduce", "nothing"), f"`NAME` must be one of: {listed}. Got 'nothing'.")
     check_error(run("reproduce", "exact_search", "--preset", "gpu"), "`--preset` would be ignored by exact_search.")
     check_error(run("reproduce", "path_star", "--jobs", "0"), "`--jobs` must be at least 1. Got 0.")
     check_error(

@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from sequencematch.experiments import registry
-from sequencematch.experiments.fine_tuning import mistakes, report, study
+from sequencematch.experiments.fine_tuning import cells, mistakes, report, study
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Cell, task
 from sequencematch.experiments.fine_tuning.report import Result, percent, results, table
 from sequencematch.experiments.fine_tuning.training import config
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
+
+
+@pytest.fixture
+def few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing 5,000 questions takes most of the time."""
+    options = {"entropy": (2.0, 4.0), "bases": (5, 9), "max_new_tokens": 12, "train_size": 40}
+    monkeypatch.setattr(cells, "_SMALL", {"add_or_sub_in_base": options})
 
 
 def result(
@@ -61,12 +68,12 @@ def test_every_study_compares_the_methods_of_the_paper_on_every_seed(name: str) 
     assert isinstance(experiment, study.Study)
     assert isinstance(experiment, registry.Experiment)
     for budget in BUDGETS.values():
-        cells = experiment.cells(budget)
-        assert len({cell.file for cell in cells}) == len(cells)
-        assert {cell.seed for cell in cells} == set(range(budget.seeds))
-        assert {cell.method for cell in cells} == set(METHODS)
-        assert {cell.noise for cell in cells} <= set(NOISES)
-        assert all((cell.noise == "none") == (cell.rate == 0) for cell in cells)
+        models = experiment.cells(budget)
+        assert len({cell.file for cell in models}) == len(models)
+        assert {cell.seed for cell in models} == set(range(budget.seeds))
+        assert {cell.method for cell in models} == set(METHODS)
+        assert {cell.noise for cell in models} <= set(NOISES)
+        assert all((cell.noise == "none") == (cell.rate == 0) for cell in models)
 
 
 def test_the_paper_preset_has_the_papers_data_and_adapters() -> None:
@@ -88,6 +95,7 @@ def test_methods_differ_in_their_own_settings_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_questions")
 def test_a_study_trains_measures_and_draws_and_does_not_run_finished_models_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +117,7 @@ def test_a_study_trains_measures_and_draws_and_does_not_run_finished_models_agai
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_questions")
 def test_mistakes_are_given_to_each_method_one_to_three_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,27 +1,12 @@
 """Networks side by side: what runs before what, and what a failure stops."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sequencematch.experiments.networks import side_by_side
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A network that starts from another one, or fails."""
-
-    name: str
-    start: "Cell | None" = None
-
-
-def note(cell: Cell, folder: Path) -> None:
-    """Write what was there before; stands for training."""
-    if cell.name == "broken":
-        raise OSError("the disk is full")
-    (folder / cell.name).write_text(" ".join(sorted(path.name for path in folder.iterdir())))
+from tests.experiments.notes import Cell, note
 
 
 def check_order(folder: Path) -> None:
