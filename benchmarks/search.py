@@ -9,7 +9,8 @@ from benchmarks.timing import Call, Measurement, measured, paired
 from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 
 PLAIN, CONTROL, SEARCHING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, search"
-#: Prompts per slot. With one, a few rows that search longer would run alone at the end; ordinary decoding has none here.
+#: Prompts per slot on a GPU. With one, a few rows that search longer would run alone at the end; ordinary decoding has none
+#: here. On a CPU such rows cost nothing more: rows that have ended are dropped.
 PROMPTS_PER_SLOT = 4
 
 
@@ -22,7 +23,8 @@ def search(session: Session) -> Iterator[Measurement]:
     policy = session.policy(scale.decoding)
     policy.eval()
     batch, new_tokens = scale.decoding_batch, scale.decoding_new
-    prompts = random_prompts(policy, PROMPTS_PER_SLOT * batch, scale.decoding_prompt)
+    count = batch * (PROMPTS_PER_SLOT if policy.device.type == "cuda" else 1)
+    prompts = random_prompts(policy, count, scale.decoding_prompt)
     actions, passes = dict[str, int](), dict[str, int]()
 
     def ours(name: str, **options: Any) -> Call:
