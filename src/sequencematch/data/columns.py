@@ -43,7 +43,7 @@ def entries(value: Any, column: str) -> Any:
 def token_ids(value: Any, column: str) -> list[int]:
     """A column of token ids, in a list or an array."""
     listed, found = entries(value, column), []
-    if set(map(type, listed)) == {int} and min(listed) >= 0:  # nearly every row: five times as fast as the loop
+    if set(map(type, listed)) == {int} and min(listed) >= 0:  # nearly every row: three times as fast as the loop
         return list(listed)
     for entry in listed:
         if not hasattr(entry, "__index__") or getattr(entry, "ndim", 0) > 0 or operator.index(entry) < 0:

@@ -10,8 +10,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
-        "path_star": "Networks on path-star graphs beside their peers. --preset gpu: hours on a GPU; cpu: only a trial.",
-        "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: half an hour on a GPU; cpu: only a trial.",
+        "path_star": "Networks on path-star graphs beside their peers. --preset gpu: half an hour on a GPU; cpu: a trial.",
+        "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: an hour on a GPU; cpu: only a trial.",
         "arithmetic": "Sums in other bases: accuracy of MLE, BC and SequenceMatch against noise (§6.1).",
         "mul": "The same for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
