@@ -12,7 +12,7 @@ from torch import Tensor
 from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.policy import Policy
-from sequencematch.policy.adapters import merged, with_adapter, without_input_casts
+from sequencematch.policy.adapters import merged, output_weight, with_adapter, without_input_casts, without_trained_rows
 from sequencematch.policy.changes import changed
 from tests.policy.tiny_models import HIDDEN, exact_llama, llama
 
@@ -132,3 +132,19 @@ def test_a_trained_row_is_scored_decoded_saved_and_exported(tied: bool, tmp_path
     for folder in ("saved", "exported"):
         found = Policy.from_pretrained(tmp_path / folder).generate(prompts, **options)
         assert [t.chosen for t in found.trajectories] == [t.chosen for t in wanted.trajectories], folder
+
+
+def test_the_weight_with_trained_rows_and_its_gradient_are_those_of_peft() -> None:
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    layer = with_adapter(llama(), config, (2, 5)).get_output_embeddings()
+    (rows,) = layer.token_adapter.trainable_tokens_delta.values()
+    with torch.no_grad():
+        rows.add_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)))
+    found = []
+    for weight in (output_weight(layer), layer.weight):
+        rows.grad = None
+        (weight * torch.arange(weight.numel()).view_as(weight)).sum().backward()
+        found.append((weight.detach(), rows.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(found[0][0], without_trained_rows(layer).weight)

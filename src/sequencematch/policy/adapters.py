@@ -1,10 +1,11 @@
-"""LoRA adapters: add one, find plain ones, merge them into the weights for decoding, switch off PEFT's input casts for training."""
+"""LoRA adapters: add one, read the rows it trains, merge it for decoding, switch off PEFT's input casts for training."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+from torch import Tensor
 from torch.nn import Module
 
 from sequencematch.policy.changes import Change
@@ -27,6 +28,26 @@ def with_adapter(model: Any, config: Any, ends: Iterable[int]) -> Any:
         if not is_adapted and name not in (config.modules_to_save or ()):
             config = replace(config, trainable_token_indices={name: sorted(ends)})
     return get_peft_model(model, config)
+
+
+def without_trained_rows(layer: Any) -> Any:
+    """An output layer as it was before an adapter that trains some of its rows."""
+    return layer.token_adapter.base_layer if hasattr(layer, "token_adapter") else layer
+
+
+def output_weight(layer: Any) -> Tensor:
+    """An output layer's weight, with the rows that an adapter trains.
+
+    PEFT's own `weight` copies the rows' numbers from the host at every read, which can't be captured as a CUDA graph.
+    """
+    plain = without_trained_rows(layer)
+    if plain is layer:
+        return cast(Tensor, layer.weight)
+    weight, adapter = plain.weight.clone(), layer.token_adapter
+    for name in adapter.active_adapters:
+        for token, row in zip(adapter.token_indices[name], adapter.trainable_tokens_delta[name], strict=True):
+            weight[token] = row.to(weight.dtype)
+    return cast(Tensor, weight)
 
 
 @contextmanager

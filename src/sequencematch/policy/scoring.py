@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sequencematch.core import ActionSpace, Encoding, Scores
 from sequencematch.core.transitions import Transitions
 from sequencematch.policy import modes
+from sequencematch.policy.adapters import output_weight, without_trained_rows
 from sequencematch.policy.attention import max_positions, refuse_what_cannot_delete
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.changes import lock_of
@@ -97,7 +98,7 @@ class Scorer(nn.Module):
     def unembedding(self) -> Unembedding:
         """The output layer's current rows of tokens, with the model's logit scale and cap."""
         layer = self._output_layer()
-        weight, bias = layer.weight, getattr(layer, "bias", None)
+        weight, bias = output_weight(layer), getattr(layer, "bias", None)
         if self.folded_row is not None:
             weight, bias = weight[: self.folded_row], None if bias is None else bias[: self.folded_row]
         return Unembedding(weight, bias, *logit_scale_and_cap(self.base.config))
@@ -111,15 +112,16 @@ class Scorer(nn.Module):
                 "`peft_config` must leave the output layer alone: its rows are read directly, without an adapter. "
                 "Take it out of `target_modules`, or train it whole with `modules_to_save`."
             )
-        if layer is None or not hasattr(layer, "weight"):
+        plain = without_trained_rows(layer)
+        if plain is None or not hasattr(plain, "weight"):
             raise ValueError(
                 f"`model` must be a causal language model with an output layer to put a <bkspc> row beside. "
                 f"Got {type(self.base).__name__}; load it with AutoModelForCausalLM."
             )
-        if not layer.weight.is_floating_point() or hasattr(layer, "quant_state"):
+        if not plain.weight.is_floating_point() or hasattr(plain, "quant_state"):
             raise ValueError(
                 f"`quantization_config` must leave the output layer alone: its rows are read directly. Got a "
-                f"{type(layer).__name__}; name the layer in `llm_int8_skip_modules`, or don't set that option."
+                f"{type(plain).__name__}; name the layer in `llm_int8_skip_modules`, or don't set that option."
             )
         return layer
 
