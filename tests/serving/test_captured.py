@@ -73,6 +73,18 @@ def test_rows_on_captured_steps_equal_rows_alone() -> None:
     assert len(decoder.graphs) > 2
 
 
+def test_rows_that_delete_nothing_take_no_steps_beyond_their_end() -> None:
+    """A row of n tokens takes n + 1 steps. The first rows also warm up the graph."""
+    engine = Engine(policy(), slots=3).start()
+    rows = [{"max_new_tokens": n, "min_new_tokens": n, "seed": n, "backspace_bias": -1e4} for n in (4, 9, 13)]
+    submit(engine, [[5], [6, 7], [8]], rows)
+    decoder: Any = engine.decoder
+    before = decoder.graphs[Uses()].replays
+    submit(engine, [[5], [6, 7], [8]], rows)
+    engine.close()
+    assert decoder.graphs[Uses()].replays - before == 14
+
+
 def test_a_feature_that_nobody_uses_is_in_no_step() -> None:
     engine = Engine(policy(), slots=2).start()
     submit(engine, [[5], [6]], [LONG, LONG])

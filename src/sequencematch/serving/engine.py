@@ -196,10 +196,11 @@ class Engine:
             if self.running:
                 self.decoder.advance()
                 found = self.decoder.snapshot()
-            # On a GPU the last steps are read while the next ones run.
-            late, before = (before, found) if self.is_captured else (found, None)
-            if late is not None:
-                self._deliver(late)
+            # On a GPU the last steps are read while the next ones run, if there will be any.
+            due, before = ([before, found], None) if self.decoder.reads_at_once else ([before], found)
+            for snapshot in due:
+                if snapshot is not None:
+                    self._deliver(snapshot)
             self.counts.forward_passes = self.decoder.forwards
 
     def _drop(self, cancelled: Sequence[Job]) -> None:

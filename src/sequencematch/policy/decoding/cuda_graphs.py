@@ -126,13 +126,19 @@ class GraphDecoder(Decoder):
             steps = self._steps()
             for _ in range(steps):
                 self.graph.replay()
+        self._count(steps)
+
+    def _count(self, steps: int) -> None:
         self.forwards += steps
-        self.due = {slot: due - steps for slot, due in self.due.items()}
+        self.due = {slot: left - steps for slot, left in self.due.items()}
+
+    def _left(self) -> list[int]:
+        """Of each row, the steps until it ends if it deletes nothing."""
+        return [left for slot, left in self.due.items() if self.numbers[slot] is not None]
 
     def _steps(self) -> int:
         """Steps until the next check: fewer where every row is about to reach its limit."""
-        due = (left for slot, left in self.due.items() if self.numbers[slot] is not None)
-        return min(STEPS, max((left if left > 0 else STEPS for left in due), default=STEPS))
+        return min(STEPS, max((left if left > 0 else STEPS for left in self._left()), default=STEPS))
 
     def clear(self) -> None:
         """Free all slots, also of rows whose caller has stopped early."""

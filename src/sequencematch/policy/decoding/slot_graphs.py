@@ -23,6 +23,7 @@ class GraphSlotDecoder(SlotDecoder, GraphDecoder):
     """
 
     graphs: dict[Uses, torch.cuda.CUDAGraph]
+    reads_at_once = False
 
     def fill(
         self, slots: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]], uniform: Sequence[Tensor]
@@ -30,6 +31,9 @@ class GraphSlotDecoder(SlotDecoder, GraphDecoder):
         """Start rows in free slots; capture the step before the first."""
         with torch.cuda.device(self.device), lock_of(self.model):
             super().fill(slots, rows, prompts, uniform)
+        started = [(slot, self._settings(slot), len(prompt)) for slot, prompt in zip(slots, prompts, strict=True)]
+        left = {slot: min(s.prompt + s.max_new_tokens - size + 1, s.max_actions) for slot, s, size in started}
+        self.due = {**self.due, **left}
         if self.graph is not None and not hasattr(self, "graphs"):
             self.graphs = {self.uses: self.graph}
 
@@ -44,9 +48,19 @@ class GraphSlotDecoder(SlotDecoder, GraphDecoder):
                 if self.graph is None or self.is_uncaptured:
                     return
                 self.graphs[self.uses] = self.graph
-            for _ in range(SERVED_STEPS):
+            steps = self._steps()
+            for _ in range(steps):
                 self.graphs[self.uses].replay()
-        self.forwards += SERVED_STEPS
+        self._count(steps)
+
+    def _steps(self) -> int:
+        """Steps until the next read; they are read at once if the last row is to end with them, so that none runs for nothing."""
+        left = self._left()
+        last = max(left, default=0)
+        # Whether a row has ended is known one read later. A row that was to end before that has deleted.
+        deletes = any(steps <= -SERVED_STEPS for steps in left)
+        self.reads_at_once = not deletes and 0 < last <= SERVED_STEPS
+        return last if self.reads_at_once else SERVED_STEPS
 
     def push(self) -> None:
         """Over all slots: the shapes of a graph are fixed."""

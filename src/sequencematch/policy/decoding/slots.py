@@ -156,6 +156,9 @@ def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor,
 class SlotDecoder(Decoder):
     """`Decoder` whose rows have settings of their own. Rows start in the lowest free slots: empty ones above cost nothing."""
 
+    #: Whether to read a snapshot before the next steps, not while they run.
+    reads_at_once = True
+
     def __init__(
         self,
         model: Any,
