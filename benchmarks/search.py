@@ -1,5 +1,6 @@
 """Search beside ordinary decoding: actions per second."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,15 +10,18 @@ from benchmarks.timing import Call, Measurement, measured, paired
 from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 
 PLAIN, CONTROL, SEARCHING = "Policy.generate", "Policy.generate (A/A control)", "Policy.generate, search"
-#: Prompts per slot on a GPU. With one, a few rows that search longer would run alone at the end; ordinary decoding has none
-#: here. On a CPU such rows cost nothing more: rows that have ended are dropped.
+#: The share of actions that delete, about, in both variants: rows of ordinary decoding must not all end at the same step, where
+#: those of a search don't.
+DELETIONS = 0.1
+#: Prompts per slot on a GPU, so that a row that ends late holds up no others. On a CPU rows that have ended are dropped.
 PROMPTS_PER_SLOT = 4
 
 
 def search(session: Session) -> Iterator[Measurement]:
-    """Actions per second of a search over those of ordinary decoding, at temperature 1.
+    """Actions per second of a search over those of ordinary decoding, at temperature 1; both delete a tenth of the time.
 
-    Ordinary decoding does not delete here. A search deletes at full length, where it finds no `<eos>`, and tries other tokens.
+    Random weights find every token about as likely, so a search finds no dead ends but at full length, where it has no `<eos>`:
+    it deletes there until its actions are used up. Ordinary decoding ends at full length.
     """
     scale = session.scale
     policy = session.policy(scale.decoding)
@@ -25,27 +29,32 @@ def search(session: Session) -> Iterator[Measurement]:
     batch, new_tokens = scale.decoding_batch, scale.decoding_new
     count = batch * (PROMPTS_PER_SLOT if policy.device.type == "cuda" else 1)
     prompts = random_prompts(policy, count, scale.decoding_prompt)
-    actions, passes = dict[str, int](), dict[str, int]()
+    bias = math.log(policy.space.vocab_size * DELETIONS / (1 - DELETIONS))
+    # As many as it takes to write all tokens if a tenth of the actions deletes one.
+    limit = math.ceil((new_tokens + 1) / (1 - 2 * DELETIONS))
+    actions, deletions, passes = dict[str, int](), dict[str, int](), dict[str, int]()
 
     def ours(name: str, **options: Any) -> Call:
         def run() -> None:
             result = policy.generate(
-                prompts, max_new_tokens=new_tokens, seed=0, batch_size=batch, backspace_bias=-1e4, **options
+                prompts,
+                max_new_tokens=new_tokens,
+                max_actions=limit,
+                seed=0,
+                temperature=1.0,
+                batch_size=batch,
+                backspace_bias=bias,
+                **options,
             )
             actions[name], passes[name] = sum(map(len, result.trajectories)), result.forward_passes
+            deletions[name] = sum(t.chosen.count(policy.space.bkspc) for t in result.trajectories)
 
         return with_attention(policy, CAUSAL_PREFIX, run)
 
-    seconds = session.seconds(
-        "search",
-        {
-            PLAIN: ours(PLAIN, protect_prompt=True),
-            CONTROL: ours(CONTROL, protect_prompt=True),
-            SEARCHING: ours(SEARCHING, search=True, temperature=1.0, max_actions=new_tokens + max(3, new_tokens // 4)),
-        },
-    )
+    variants = {PLAIN: {"protect_prompt": True}, CONTROL: {"protect_prompt": True}, SEARCHING: {"search": True}}
+    seconds = session.seconds("search", {name: ours(name, **options) for name, options in variants.items()})
     detail: dict[str, Any] = {"model": scale.decoding.name, "batch": batch, "new_tokens": new_tokens}
-    detail |= {"prompts": len(prompts), "actions": actions, "forward_passes": passes}
+    detail |= {"prompts": len(prompts), "actions": actions, "deletions": deletions, "forward_passes": passes}
     for name, target in ((CONTROL, "control"), (SEARCHING, "search")):
         more = actions[name] / actions[PLAIN]
         ratios = [more * ratio for ratio in paired(seconds, PLAIN, name)]
