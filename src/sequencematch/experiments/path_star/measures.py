@@ -79,18 +79,22 @@ def measure(policy: Policy, cell: Cell, budget: Budget) -> dict[str, Any]:
 def judge(cell: Cell, by: Cell, budget: Budget, folder: Path) -> None:
     """Samples of a network without `<bkspc>`, of which another network picks the one in which it would delete least.
 
-    Both networks must be finished. The result is written beside theirs, as a cell of the first network.
+    The judge's passes count. Both networks must be finished. The result is written beside theirs, as a cell of the first network.
     """
     path = folder / "cells" / f"judged_{cell.file}"
     if path.exists():
         return
-    writer, other = (Policy.from_pretrained(folder / "policies" / Path(c.file).stem) for c in (cell, by))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    writer, other = (
+        Policy.from_pretrained(folder / "policies" / Path(c.file).stem, device=device).eval() for c in (cell, by)
+    )
     prompts, answers = _questions(cell.task, writer.tokenizer, budget.test_rows)
     found = {}
     for count in (2, 3, 5):
         drawn = peers.samples(writer, prompts, cell.length, count, seed=0)
         doubt = peers.doubts(other, [sample for row in drawn for sample in row])
-        found[f"best of {count} judged by {by.method}"] = peers.best_of(drawn, answers, lambda t: -doubt[t])  # noqa: B023
+        best = peers.best_of(drawn, answers, lambda t: -doubt[t])  # noqa: B023
+        found[f"best of {count} judged"] = replace(best, passes=2 * best.passes)  # the judge reads every sample, too
     record = {"cell": asdict(cell), "judge": asdict(by), "budget": asdict(budget), "log": [], "peers": _recorded(found)}
     write_files(path.parent, {path.name: json_text(record)})
 
