@@ -16,6 +16,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "mul": "The same for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
         "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
+        "overhead": "Time of a step and of sampling beside MLE (App. F). --preset cpu, gpu, gpu_7b or paper.",
     }
 )
 #: Where an experiment is in `sequencematch.experiments`, if not in the module of its name: a module, or a value in one.

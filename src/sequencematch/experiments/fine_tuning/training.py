@@ -64,7 +64,7 @@ def run_cell(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str,
 def _run(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
     questions = task(cell.module, preset, budget)
     set_seed(cell.seed)
-    policy, adapter = _base(budget)
+    policy, adapter = base(budget)
     with tempfile.TemporaryDirectory() as scratch:
         args = config(scratch, cell, budget, room=questions.max_new_tokens)
         trainer = SequenceMatchTrainer(policy, args, train_dataset=questions.train(), peft_config=adapter)
@@ -81,7 +81,7 @@ def _run(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any
     }
 
 
-def _base(budget: Budget) -> tuple[Policy, Any]:
+def base(budget: Budget) -> tuple[Policy, Any]:
     """The base model, and the config of its adapters if there are any   (§6, App. E)."""
     if not budget.adapter:
         return Policy.from_pretrained(budget.model, dtype=torch.float32), None
