@@ -16,6 +16,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "mul": "The same for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
         "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
+        "thinking": "Accuracy against test-time computation: deleting more or less, search, best of n. Not in the paper.",
         "overhead": "Time of a step and of sampling beside MLE (App. F). --preset cpu, gpu, gpu_7b or paper.",
     }
 )
@@ -28,6 +29,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "mul": "fine_tuning.study:MUL",
         "primes": "fine_tuning.study:PRIMES",
         "mistakes": "fine_tuning.mistakes",
+        "thinking": "fine_tuning.thinking",
     }
 )
 

@@ -32,12 +32,13 @@ def cost(trajectories: Sequence[Trajectory], is_right: Sequence[bool]) -> tuple[
     passes = [sum(action != t.space.bkspc for action in t.executed) for t in trajectories]
     right = np.array(is_right, dtype=np.float64)
     return (
-        _per_right("actions per right answer", np.array(actions, dtype=np.float64), right),
-        _per_right("forward passes per right answer", np.array(passes, dtype=np.float64), right),
+        per_right("actions per right answer", np.array(actions, dtype=np.float64), right),
+        per_right("forward passes per right answer", np.array(passes, dtype=np.float64), right),
     )
 
 
-def _per_right(name: str, spent: Float[np.ndarray, "sample"], right: Float[np.ndarray, "sample"]) -> Measure:
+def per_right(name: str, spent: Float[np.ndarray, "sample"], right: Float[np.ndarray, "sample"]) -> Measure:
+    """What was spent on all rows / number of right rows; infinite if none is right. The interval resamples whole rows."""
     # The interval is that of right answers per unit, turned over: a resample without right answers then divides by no zero.
     low, high = (1 / share if share else math.inf for share in reversed(interval_of_ratio(right, spent)))
     facts = {"ratio": "sums over rows", "right": int(right.sum()), "n": len(right), "interval": METHOD}

@@ -98,7 +98,7 @@ def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) ->
         axes.grid(color="#e5e5e5", lw=0.6)
         axes.set_axisbelow(True)
     lines, labels = panels.flat[0].get_legend_handles_labels()
-    drawn.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    drawn.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
     drawn.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(drawn)
 
