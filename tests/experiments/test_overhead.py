@@ -78,6 +78,7 @@ def test_a_run_times_all_variants_with_rollouts_of_full_length_and_only_once(
     workloads = (Workload("text", 32, 4, 24, 2, batch_size=4), Workload("arithmetic", 32, 8, 24, 2, batch_size=4))
     monkeypatch.setattr(overhead, "SIZES", {"cpu": Size("bundled", 1, needs_gpu=False)})
     monkeypatch.setattr(overhead, "WORKLOADS", {"cpu": workloads})
+    monkeypatch.setattr(overhead, "REST", 2)
     overhead.run(tmp_path, "sequencematch reproduce overhead")
     record = json.loads((tmp_path / "results.json").read_text())
     assert [timed["cell"]["recipe"] for timed in record["tables"]] == ["text", "arithmetic"]

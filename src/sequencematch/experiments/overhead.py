@@ -141,7 +141,8 @@ def _llama2() -> tuple[Policy, Any]:
 def _random(config: LlamaConfig, dtype: torch.dtype) -> Policy:
     """A Llama with random weights, made on the GPU."""
     with torch.device("cuda"):
-        return Policy.from_pretrained(AutoModelForCausalLM.from_config(config, dtype=dtype))
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return Policy.from_pretrained(model)
 
 
 #: Preset → a new model, and the config of its adapters if there are any.
