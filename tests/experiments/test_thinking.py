@@ -10,7 +10,7 @@ import pytest
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.experiments import registry
-from sequencematch.experiments.fine_tuning import study, thinking, thinking_report
+from sequencematch.experiments.fine_tuning import mistakes, study, thinking, thinking_report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, Budget, Cell
 from sequencematch.experiments.fine_tuning.mistakes import cells
 from sequencematch.experiments.fine_tuning.thinking_report import KINDS, Point, peer, points, table
@@ -107,9 +107,9 @@ def test_the_models_are_those_of_the_study_of_sums() -> None:
 @pytest.mark.slow
 def test_every_model_is_decoded_in_all_its_ways_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundled models stand for fine-tuned ones; `mistakes` and the studies are tested with models that they train."""
-    monkeypatch.setattr(thinking, "BUDGETS", {"cpu": replace(BUDGETS["cpu"], test_rows=6)})
-    monkeypatch.setattr(thinking, "run_cells", save_bundled)
-    monkeypatch.setattr(thinking, "cells", lambda budget: cells(budget)[:2])
+    monkeypatch.setattr(mistakes, "BUDGETS", {"cpu": replace(BUDGETS["cpu"], test_rows=6)})
+    monkeypatch.setattr(mistakes, "run_cells", save_bundled)
+    monkeypatch.setattr(mistakes, "cells", lambda budget: cells(budget)[:2])
     for name, few in {"BIASES": (-math.inf, 12.0), "BUDGETS_OF_SEARCH": (2,), "SAMPLES": (1, 2)}.items():
         monkeypatch.setattr(thinking, name, few)
     experiment = registry.find("thinking")

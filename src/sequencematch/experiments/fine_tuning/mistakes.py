@@ -5,7 +5,7 @@ the MLE model of seed 0 finds likeliest.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,22 +47,37 @@ def cells(budget: Budget) -> list[Cell]:
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
     """Fine-tune the models of a preset, `jobs` at a time, give each of them mistakes, and collect what they did."""
+    found = on_each_model(_given, folder, "mistakes", preset, jobs)
+    write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
+
+
+#: A model, its preset and budget, and the folder it is saved in → a result for JSON.
+Measure = Callable[[Cell, str, Budget, Path], Mapping[str, Any]]
+
+
+def on_each_model(measure: Measure, folder: Path, name: str, preset: str, jobs: int) -> list[dict[str, Any]]:
+    """Fine-tune the models of a preset, `jobs` at a time, and measure each of them.
+
+    A model has one file in the subfolder `name`, and is not measured again while that file exists.
+    """
     check_choice("--preset", preset, BUDGETS)
     require("mathematics_dataset", "arithmetic", "Drawing the questions")
     budget = BUDGETS[preset]
     models = cells(budget)
     run_cells(models, preset, budget, folder, jobs)
-    networks.side_by_side(partial(give_mistakes, preset=preset, budget=budget, folder=folder), models, jobs)
-    found = [json.loads((folder / "mistakes" / cell.file).read_text()) for cell in models]
-    write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
+    files = {cell: folder / name / cell.file for cell in models}
+    networks.side_by_side(partial(_once, measure, files, preset, budget, folder), models, jobs)
+    return [json.loads(path.read_text()) for path in files.values()]
 
 
-def give_mistakes(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
-    """What a fine-tuned model does with wrong digits, greedily: measures by their number. The first rows are kept as text."""
-    return networks.once(folder / "mistakes" / cell.file, cell, budget, partial(_given, cell, preset, budget, folder))
+def _once(
+    measure: Measure, files: Mapping[Cell, Path], preset: str, budget: Budget, folder: Path, cell: Cell
+) -> dict[str, Any]:
+    return networks.once(files[cell], cell, budget, partial(measure, cell, preset, budget, folder))
 
 
 def _given(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    """What a fine-tuned model does with wrong digits, greedily: measures by their number. The first rows are kept as text."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.from_pretrained(saved(cell, folder), device=device).eval()
     scorer = str(saved(Cell(MODULE, "mle"), folder))

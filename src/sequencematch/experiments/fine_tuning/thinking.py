@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ import torch
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.files import write_files
 from sequencematch.data.json_text import json_text
-from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation.cases import read_cases
 from sequencematch.evaluation.generations import digest, digest_of_weights, generations
 from sequencematch.evaluation.registry import Evidence
-from sequencematch.experiments import networks, peers
+from sequencematch.experiments import peers
 from sequencematch.experiments.fine_tuning import thinking_report as report
-from sequencematch.experiments.fine_tuning.cells import BUDGETS, Budget, Cell, task
-from sequencematch.experiments.fine_tuning.mistakes import cells
-from sequencematch.experiments.fine_tuning.training import run_cells, saved
-from sequencematch.extras import require
+from sequencematch.experiments.fine_tuning.cells import Budget, Cell, task
+from sequencematch.experiments.fine_tuning.mistakes import on_each_model
+from sequencematch.experiments.fine_tuning.training import saved
 from sequencematch.metrics import Measure, accuracy, own_errors
 from sequencematch.metrics.cost import per_right
 from sequencematch.metrics.measure import mean_of
@@ -71,22 +68,12 @@ def ways(longest: int, *, deletes: bool) -> list[Way]:
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
     """Fine-tune the models of a preset, `jobs` at a time, decode each of them in all ways, and collect what they did."""
-    check_choice("--preset", preset, BUDGETS)
-    require("mathematics_dataset", "arithmetic", "Drawing the questions")
-    budget = BUDGETS[preset]
-    models = cells(budget)
-    run_cells(models, preset, budget, folder, jobs)
-    networks.side_by_side(partial(think, preset=preset, budget=budget, folder=folder), models, jobs)
-    found = [json.loads((folder / "thinking" / cell.file).read_text()) for cell in models]
+    found = on_each_model(_think, folder, "thinking", preset, jobs)
     write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
 
 
-def think(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
-    """What a fine-tuned model answers in every way, and what it spends: measures by way."""
-    return networks.once(folder / "thinking" / cell.file, cell, budget, partial(_think, cell, preset, budget, folder))
-
-
 def _think(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+    """What a fine-tuned model answers in every way, and what it spends: measures by way."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.from_pretrained(saved(cell, folder), device=device).eval()
     questions = task(cell.module, preset, budget)
