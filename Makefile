@@ -1,6 +1,8 @@
 # Everything a newcomer types. Each target sets up what it needs in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
 .PHONY: setup test test-fast test-browser lint format demo kills bench clean
 
@@ -9,10 +11,11 @@ setup: .venv/.installed  ## make .venv and install the package with everything n
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch $@
 
-test: lint  ## format, lint, types and tests: what CI runs
+test: lint  ## format, lint, types and tests: what CI runs; the browser's too, where Chromium is installed
+	if $(CHROMIUM) >/dev/null; then $(PIP) playwright || echo 'Playwright is needed: the tests of the playground are skipped'; fi
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-fast: setup  ## format, lint and the quick tests, in under 90 seconds: for the loop between two edits; `make test` has types and all tests
@@ -21,8 +24,8 @@ test-fast: setup  ## format, lint and the quick tests, in under 90 seconds: for 
 	$(BIN)/python -m pytest -n auto -m "not slow" -q
 
 test-browser: setup  ## drive the playground in Chromium; installs Chromium, Playwright and axe where they are missing
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
-	command -v chromium || command -v chromium-browser || command -v google-chrome || apt-get install -y --no-install-recommends chromium || $(BIN)/playwright install --with-deps chromium
+	$(PIP) playwright
+	$(CHROMIUM) || apt-get install -y --no-install-recommends chromium || $(BIN)/playwright install --with-deps chromium
 	npm install --silent --no-save --prefix .venv/axe axe-core || echo 'npm is needed for axe: its test is skipped'
 	$(BIN)/python -m pytest tests/serving/test_playground.py
 
