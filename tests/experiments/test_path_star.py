@@ -19,10 +19,10 @@ from sequencematch.experiments.path_star.report import Way, table, ways
 from sequencematch.experiments.path_star.rows import ReversedRows, TraceRows, teacherless, teacherless_answers
 from sequencematch.experiments.path_star.training import Rows, load, run_cell
 from sequencematch.experiments.peers import best_by_oracle, best_of, doubts
+from sequencematch.experiments.stability import WatchedTrainer
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import PathStar, read_star
 from sequencematch.tasks.vocabulary import word_tokenizer
-from sequencematch.training import SequenceMatchTrainer
 
 ROOT = Path(__file__).parents[2]
 TINY = Budget(layers=1, width=16, steps=4, tuning_steps=2, batch_size=8, test_rows=12)
@@ -162,12 +162,12 @@ def test_a_method_starts_from_next_token_prediction_and_larger_stars_from_smalle
 def test_a_start_sees_other_rows_than_the_methods_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[list[int]]] = {}
 
-    class Recorded(SequenceMatchTrainer):
+    class Recorded(WatchedTrainer):
         def __init__(self, model: Any, args: Any, train_dataset: Any, **options: Any) -> None:
             seen[str(args.objective)] = train_dataset.ids.tolist()
             super().__init__(model, args, train_dataset, **options)
 
-    monkeypatch.setattr(training, "SequenceMatchTrainer", Recorded)
+    monkeypatch.setattr(training, "WatchedTrainer", Recorded)
     cell = Cell("bc", 0, arms=2, length=2)
     run_cell(cell, TINY, tmp_path, use_cpu=True)
     assert [*seen["mle"], *seen["bc"]] == load(cell, TINY, tmp_path)[0].tolist()

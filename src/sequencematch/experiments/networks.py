@@ -203,9 +203,13 @@ def arrays(path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[
 
 def collected(folder: Path, command: str, order: Callable[[Mapping[str, Any]], Any]) -> str:
     """The finished cells of a study without their learning curves, sorted by `order`, as the text of one JSON file."""
-    found = sorted((json.loads(path.read_text()) for path in (folder / "cells").glob("*.json")), key=order)
-    short = [{name: value for name, value in cell.items() if name != "log"} for cell in found]
-    for cell, whole in zip(short, found, strict=True):
-        losses = [entry["loss"] for entry in whole.get("log", ()) if "loss" in entry]
-        cell["final_loss"] = losses[-1] if losses else None
-    return json_text({"command": command, "cells": short})
+    found = sorted((without_curves(path) for path in (folder / "cells").glob("*.json")), key=order)
+    return json_text({"command": command, "cells": found})
+
+
+def without_curves(path: Path) -> dict[str, Any]:
+    """The result of a finished cell without what it recorded for every step, and with the last loss."""
+    whole = json.loads(path.read_text())
+    losses = [entry["loss"] for entry in whole.get("log", ()) if "loss" in entry]
+    short = {name: value for name, value in whole.items() if name not in ("log", "gradient_norms")}
+    return {**short, "final_loss": losses[-1] if losses else None}

@@ -18,10 +18,10 @@ from sequencematch.experiments.networks import Budget
 from sequencematch.experiments.path_star import rows
 from sequencematch.experiments.path_star.cells import BACK, METHODS, TO_THE_GOAL, Cell
 from sequencematch.experiments.path_star.measures import ROOM, measure
+from sequencematch.experiments.stability import WatchedTrainer, steadiness
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import ANSWER, EDGE_END, QUESTION, PathStar
 from sequencematch.tasks.vocabulary import word_tokenizer
-from sequencematch.training import SequenceMatchTrainer
 
 
 class Rows(Dataset[Mapping[str, Any]]):
@@ -95,14 +95,15 @@ def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, 
         "reversed": lambda: rows.ReversedRows(ids, cell.length),
         "traces": lambda: rows.TraceRows(ids, cell.length, back),
     }
-    log: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {"log": []}
     if method.rows in data:
         with tempfile.TemporaryDirectory() as scratch:
             # Room for a token behind a dead end and its deletion: a rollout that is cut teaches nothing about ends.
             args = networks.config(scratch, method, budget, cell.seed, steps=steps, room=cell.length + ROOM, **changes)
-            trainer = SequenceMatchTrainer(model, args, train_dataset=data[method.rows](), processing_class=tokenizer)
+            trainer = WatchedTrainer(model, args, train_dataset=data[method.rows](), processing_class=tokenizer)
             trainer.train()
-        policy, log = trainer.model.eval(), trainer.state.log_history
+        policy, norms = trainer.model.eval(), trainer.gradient_norms
+        curves = {"log": trainer.state.log_history, "gradient_norms": norms, "gradient": steadiness(norms)}
     else:
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         sizes: dict[str, Any] = {"steps": steps, "batch": budget.batch_size, "lr": budget.learning_rate}
@@ -111,7 +112,7 @@ def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, 
     seconds = time.perf_counter() - began
     found = measure(policy, cell, budget)
     policy.save_pretrained(_saved(cell, folder))
-    return {"train_seconds": seconds, "log": log, **found}
+    return {"train_seconds": seconds, **curves, **found}
 
 
 def _saved(cell: Cell, folder: Path) -> Path:
