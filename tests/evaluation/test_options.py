@@ -59,6 +59,7 @@ def own(tmp_path: Path) -> Path:
         ("text", "--files 7 --separator None", Text("7")),
         ("text", "--dataset a/b:c --test-share .5", Text(dataset="a/b:c", test_share=0.5)),
         ("translation", "--source a.en --target a.fr --max-tokens None", Translation("a.en", "a.fr", max_tokens=None)),
+        ("translation", "--source a.jsonl --plain-letters true", Translation("a.jsonl", plain_letters=True)),
         ("sequencematch.tasks:Text", "--files a.txt", Text("a.txt")),
     ],
 )

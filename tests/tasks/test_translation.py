@@ -9,6 +9,7 @@ import pytest
 
 from sequencematch.data.examples import Reader
 from sequencematch.tasks import Translation
+from sequencematch.tasks.translation import plain_letters
 from tests.policy.tiny_models import character_tokenizer
 
 
@@ -49,6 +50,15 @@ def test_lines_of_two_files_are_prompt_and_completion(tmp_path: Path) -> None:
     assert task.test(words) == [{"prompt": "a tree Translation:", "completion": " un arbre"}]
     assert task.is_right("un arbre ", task.test(words)[0])
     assert not task.is_right("un chat", task.test(words)[0])
+
+
+def test_accents_become_plain_letters_and_pairs_with_other_characters_are_left_out(tmp_path: Path) -> None:
+    assert plain_letters("L’œuvre d’un élève où ça ? « Là… »") == "L'oeuvre d'un eleve ou ca ? \" La... \""
+    given = files(tmp_path)
+    write(given["source"], "an oak", "a soup", "an elm")
+    write(given["target"], "un chêne là", "un щи", "un\torme")
+    assert [row["completion"] for row in Translation(**given).train(words)] == [" un chêne là", " un щи", " un\torme"]
+    assert [row["completion"] for row in Translation(**given, plain_letters=True).train(words)] == [" un chene la"]
 
 
 def test_two_fields_of_json_lines_are_prompt_and_completion(tmp_path: Path) -> None:

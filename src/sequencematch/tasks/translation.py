@@ -1,5 +1,6 @@
 """Translation: the prompt is a sentence in one language, the completion its translation   (App. G.2)."""
 
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +37,13 @@ class Translation(Task):
         default=64,
         metadata={"help": "Both sides have fewer tokens than this. None: any length, and no tokenizer needed."},
     )
+    plain_letters: bool = field(
+        default=False,
+        metadata={
+            "help": "Write accents as plain letters and leave out pairs with other characters than ASCII's, for models that "
+            "know no others."
+        },
+    )
     test_size: int = field(default=1000, metadata={"help": "Pairs to test on, at most."})
     test_share: float | None = field(default=None, metadata={"help": "Share of pairs held out. Default: 0.1."})
     seed: int = field(default=0, metadata={"help": "Which pairs are held out, and their order."})
@@ -71,6 +79,9 @@ class Translation(Task):
             found = [self._pair(row, f"{source}, line {n}") for n, row in read_json_lines(f"{kind}source", source)]
         else:
             found = _aligned(kind, source, target)
+        if self.plain_letters:
+            found = [(plain_letters(sentence), plain_letters(other)) for sentence, other in found]
+            found = [pair for pair in found if "".join(pair).isascii() and "".join(pair).isprintable()]
         return [(sentence, other) for sentence, other in dict.fromkeys(found) if sentence and other]
 
     def _pair(self, row: Any, place: str) -> Pair:
@@ -86,6 +97,18 @@ class Translation(Task):
         if not short:
             raise ValueError(f"`max_tokens` must leave some pairs. Got max_tokens={self.max_tokens}, and none shorter.")
         return [as_row(pair) for pair in short]
+
+
+#: Characters that Unicode does not decompose → how they are written in ASCII.
+_IN_ASCII = str.maketrans(
+    {"œ": "oe", "Œ": "OE", "æ": "ae", "Æ": "AE", **dict.fromkeys("’‘", "'"), **dict.fromkeys("“”«»", '"')}
+)
+
+
+def plain_letters(text: str) -> str:
+    """The text without accents, and with straight quotation marks; characters without a plain form stay as they are."""
+    parts = unicodedata.normalize("NFKD", text.translate(_IN_ASCII))
+    return "".join(part for part in parts if not unicodedata.combining(part))
 
 
 def as_row(pair: Pair) -> Row:
