@@ -188,6 +188,8 @@ def test_wrong_arguments_of_the_command(tmp_path: Path) -> None:
     listed = ", ".join(EXPERIMENTS)
     check_error(run("reproduce", "nothing"), f"`NAME` must be one of: {listed}. Got 'nothing'.")
     check_error(run("reproduce", "exact_search", "--preset", "gpu"), "`--preset` would be ignored by exact_search.")
+    check_error(run("reproduce", "arithmetic", "--data", "a.jsonl"), "`--data` would be ignored by arithmetic.")
+    check_error(run("reproduce", "path_star", "--model", "a"), "`--model` would be ignored by path_star.")
     check_error(run("reproduce", "path_star", "--jobs", "0"), "`--jobs` must be at least 1. Got 0.")
     check_error(
         run("reproduce", "path_star", "--preset", "gpo", "--out", tmp_path / "x"), "`--preset` must be one of gpu, cpu."

@@ -17,6 +17,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the results go. Default: out/NAME.")] = None,
     preset: Annotated[str | None, typer.Option(help="How large, where an experiment has a choice: cpu or gpu.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Networks trained side by side, where there are several.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The rows, where an experiment reads a file.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Another base model than the preset's: a folder or a name.")] = None,
     redraw: Annotated[bool, typer.Option("--redraw", help="Only draw the figure, from the results in FOLDER.")] = False,
 ) -> None:
     """Run an experiment of docs/results/ again: results.json, and a figure made from it."""
@@ -28,7 +32,8 @@ def reproduce(
         raise ValueError(
             f"`--redraw` needs {experiment.RESULTS} in the folder. Got {folder}, which has none. Leave out --redraw to run it."
         )
-    options = {name: value for name, value in {"preset": preset, "jobs": jobs}.items() if value is not None}
+    choices = {"preset": preset, "jobs": jobs, "data": data, "model": model}
+    options = {option: value for option, value in choices.items() if value is not None}
     for option in options:
         if redraw or option not in inspect.signature(experiment.run).parameters:
             raise ValueError(f"`--{option}` would be ignored by {name}{' --redraw' if redraw else ''}. Leave it out.")

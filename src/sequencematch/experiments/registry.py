@@ -15,6 +15,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "arithmetic": "Sums in other bases: accuracy of MLE, BC and SequenceMatch against noise (§6.1).",
         "mul": "The same for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
+        "translation": "BLEU of the same methods on English and French pairs: --data pairs.jsonl (App. G.2).",
         "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
         "thinking": "Accuracy against test-time computation: deleting more or less, search, best of n. Not in the paper.",
         "overhead": "Time of a step and of sampling beside MLE (App. F). --preset cpu, gpu, gpu_7b or paper.",
@@ -28,6 +29,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "arithmetic": "fine_tuning.study:SUMS",
         "mul": "fine_tuning.study:MUL",
         "primes": "fine_tuning.study:PRIMES",
+        "translation": "fine_tuning.translation:STUDY",
         "mistakes": "fine_tuning.mistakes",
         "thinking": "fine_tuning.thinking",
     }
@@ -43,7 +45,7 @@ class Experiment(Protocol):
     FIGURE: str
 
     def run(self, folder: Path, command: str, **options: Any) -> None:
-        """Compute, and write RESULTS into a folder; `command` is recorded in it. Some take `preset` and `jobs`."""
+        """Compute, and write RESULTS into a folder; `command` is recorded in it. Some take options."""
 
     def draw(self, folder: Path) -> None:
         """Write FIGURE from RESULTS, computing nothing."""

@@ -1,10 +1,11 @@
 """The models of a study: a base model, fine-tuned by one method with one kind and rate of noise   (§6.1, App. G)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from sequencematch.data.spelling import check_choice
 from sequencematch.tasks import Arithmetic
 
 
@@ -27,6 +28,13 @@ class Budget:
     adapter: bool = False
 
 
+@dataclass(frozen=True)
+class FileBudget(Budget):
+    """A preset on rows from a file; `data` is its SHA-256, so that models trained on another file are not taken for these."""
+
+    data: str = ""
+
+
 #: Presets by name. The paper's numbers that it does not give are those of `training.presets`.
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
@@ -35,6 +43,14 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
         "paper": Budget("meta-llama/Llama-2-7b-hf", 15_000, 2e-4, 2, 200, alpha=0.01, gamma=0.998, adapter=True),
     }
 )
+
+
+def chosen(budgets: Mapping[str, Budget], preset: str, model: str | None) -> Budget:
+    """The preset of this name, with another base model if one is given."""
+    check_choice("--preset", preset, budgets)
+    return replace(budgets[preset], model=model) if model else budgets[preset]
+
+
 #: Kinds of noise, by name: the settings of the trainer.
 NOISES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -50,7 +66,7 @@ METHODS: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequen
 
 @dataclass(frozen=True)
 class Cell:
-    """One fine-tuned model. `noise` is a name in `NOISES`, `divergence` the φ of SequenceMatch."""
+    """One fine-tuned model. `module` names its questions, `noise` is in `NOISES`, `divergence` is the φ of SequenceMatch."""
 
     module: str
     method: str

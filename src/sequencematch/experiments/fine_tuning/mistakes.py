@@ -17,14 +17,13 @@ import torch
 from sequencematch.data.files import write_files
 from sequencematch.data.json_text import json_text
 from sequencematch.data.markdown import table_lines
-from sequencematch.data.spelling import check_choice
 from sequencematch.evaluation import evaluate
 from sequencematch.evaluation.report import report as as_markdown
 from sequencematch.experiments import networks
 from sequencematch.experiments.fine_tuning import report
-from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Budget, Cell, task
+from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Budget, Cell, chosen
+from sequencematch.experiments.fine_tuning.questions import Questions, arithmetic
 from sequencematch.experiments.fine_tuning.training import run_cells, saved
-from sequencematch.extras import require
 from sequencematch.policy import Policy
 
 RESULTS, FIGURE, TABLE = "results.json", "mistakes.png", "table.md"
@@ -45,46 +44,46 @@ def cells(budget: Budget) -> list[Cell]:
     ]
 
 
-def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
+def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:
     """Fine-tune the models of a preset, `jobs` at a time, give each of them mistakes, and collect what they did."""
-    found = on_each_model(_given, folder, "mistakes", preset, jobs)
+    found = on_each_model(_given, folder, "mistakes", preset, jobs, model)
     write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
 
 
-#: A model, its preset and budget, and the folder it is saved in → a result for JSON.
-Measure = Callable[[Cell, str, Budget, Path], Mapping[str, Any]]
+#: A model, its questions, and the folder it is saved in → a result for JSON.
+Measure = Callable[[Cell, Questions, Path], Mapping[str, Any]]
 
 
-def on_each_model(measure: Measure, folder: Path, name: str, preset: str, jobs: int) -> list[dict[str, Any]]:
+def on_each_model(
+    measure: Measure, folder: Path, name: str, preset: str, jobs: int, model: str | None
+) -> list[dict[str, Any]]:
     """Fine-tune the models of a preset, `jobs` at a time, and measure each of them.
 
     A model has one file in the subfolder `name`, and is not measured again while that file exists.
     """
-    check_choice("--preset", preset, BUDGETS)
-    require("mathematics_dataset", "arithmetic", "Drawing the questions")
-    budget = BUDGETS[preset]
-    models = cells(budget)
-    run_cells(models, preset, budget, folder, jobs)
+    budget = chosen(BUDGETS, preset, model)
+    models, questions = cells(budget), arithmetic(MODULE, preset, budget)
+    run_cells(models, questions, budget, folder, jobs)
     files = {cell: folder / name / cell.file for cell in models}
-    networks.side_by_side(partial(_once, measure, files, preset, budget, folder), models, jobs)
+    networks.side_by_side(partial(_once, measure, files, questions, budget, folder), models, jobs)
     return [json.loads(path.read_text()) for path in files.values()]
 
 
 def _once(
-    measure: Measure, files: Mapping[Cell, Path], preset: str, budget: Budget, folder: Path, cell: Cell
+    measure: Measure, files: Mapping[Cell, Path], questions: Questions, budget: Budget, folder: Path, cell: Cell
 ) -> dict[str, Any]:
-    return networks.once(files[cell], cell, budget, partial(measure, cell, preset, budget, folder))
+    return networks.once(files[cell], cell, budget, partial(measure, cell, questions, folder))
 
 
-def _given(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+def _given(cell: Cell, questions: Questions, folder: Path) -> dict[str, Any]:
     """What a fine-tuned model does with wrong digits, greedily: measures by their number. The first rows are kept as text."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.from_pretrained(saved(cell, folder), device=device).eval()
     scorer = str(saved(Cell(MODULE, "mle"), folder))
-    questions, after = task(cell.module, preset, budget), {}
+    after = {}
     for count in COUNTS:
         record = evaluate(
-            policy, questions, metrics=("recovery",), mistakes=count, scorer=scorer, batch_size=256, progress=False
+            policy, questions.task, metrics=("recovery",), mistakes=count, scorer=scorer, batch_size=256, progress=False
         )
         after[count] = [asdict(measure) for measure in record.measures]
         if cell.seed == 0:

@@ -16,6 +16,22 @@ NOISE_NAMES: Mapping[str, str] = {"none": "–", "digits": "digits", "uniform": 
 
 
 @dataclass(frozen=True)
+class Column:
+    """A measure in tables and figures: its name in the results, its heading, and a factor, by which shares become percent."""
+
+    measure: str
+    heading: str
+    factor: float = 100.0
+
+
+ACCURACY = Column("accuracy", "right")
+DELETIONS = (
+    Column("own errors deleted", "own errors deleted"),
+    Column("right tokens deleted", "right tokens deleted"),
+)
+
+
+@dataclass(frozen=True)
 class Result:
     """One model under one way to decode. Shares are NaN where they are shares of nothing."""
 
@@ -45,18 +61,29 @@ def results(cells: Iterable[Mapping[str, Any]]) -> list[Result]:
 
 
 def percent(values: Iterable[float]) -> str:
-    """Mean and range of shares in percent, `12.3 [11.0, 13.5]`; without the range of one, and – of none."""
-    known = [100 * value for value in values if math.isfinite(value)]
+    """Mean and range of shares in percent."""
+    return spread(100 * value for value in values)
+
+
+def spread(values: Iterable[float]) -> str:
+    """Mean and range of numbers, `12.3 [11.0, 13.5]`; without the range of one, and – of none."""
+    known = [value for value in values if math.isfinite(value)]
     if not known:
         return "–"
-    spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
-    return f"{mean(known):.1f}{spread}"
+    around = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
+    return f"{mean(known):.1f}{around}"
 
 
-def table(found: Sequence[Result], paper: Mapping[tuple[str, float], str]) -> str:
-    """Accuracy by method and noise, in Markdown: means and ranges over seeds, beside the paper's where it has a number.
+def table(
+    found: Sequence[Result],
+    paper: Mapping[tuple[str, float], str],
+    score: Column = ACCURACY,
+    also: Sequence[Column] = DELETIONS,
+) -> str:
+    """A score by method and noise, in Markdown: means and ranges over seeds, beside the paper's where it has a number.
 
-    `paper` has a text for a method and a rate of noise.
+    The score is shown for every way to decode, the columns `also` for samples at temperature 1. `paper` has a text for a method
+    and a rate of noise.
     """
     models = dict.fromkeys((r.method, r.noise, r.rate) for r in found)
     decodings = list(dict.fromkeys(r.decoding for r in found))
@@ -69,16 +96,19 @@ def table(found: Sequence[Result], paper: Mapping[tuple[str, float], str]) -> st
                 METHODS[method],
                 NOISE_NAMES[noise],
                 f"{rate:g}",
-                *(percent(r["accuracy"] for r in of if r.decoding == decoding) for decoding in decodings),
-                percent(r["own errors deleted"] for r in sampled),
-                percent(r["right tokens deleted"] for r in sampled),
+                *(_cell(score, [r for r in of if r.decoding == decoding]) for decoding in decodings),
+                *(_cell(column, sampled) for column in also),
                 str(len(sampled)),
                 *([paper.get((method, rate), "–")] if paper else []),
             ]
         )
-    headings = ["trained by", "noise", "rate", *(f"right, {name}" for name in decodings)]
-    headings += ["own errors deleted", "right tokens deleted", "seeds", *(["paper"] if paper else [])]
+    headings = ["trained by", "noise", "rate", *(f"{score.heading}, {name}" for name in decodings)]
+    headings += [*(column.heading for column in also), "seeds", *(["paper"] if paper else [])]
     return "\n".join(table_lines(headings, rows)) + "\n"
+
+
+def _cell(column: Column, found: Iterable[Result]) -> str:
+    return spread(column.factor * r[column.measure] for r in found)
 
 
 def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) -> None:
@@ -103,8 +133,8 @@ def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) ->
     plt.close(drawn)
 
 
-def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path) -> None:
-    """Accuracy against the rate of noise: a column per kind of noise, a row per way to decode; bars reach over the seeds."""
+def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path, score: Column = ACCURACY) -> None:
+    """A score against the rate of noise: a column per kind of noise, a row per way to decode; bars reach over the seeds."""
     decodings = ("temperature 1", "greedy")
 
     def paint(panels: Any) -> None:
@@ -112,19 +142,19 @@ def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Pat
             here = [r for r in found if r.decoding == decoding]
             for axes, noise in zip(row, noises, strict=True):
                 for method in METHODS:
-                    _line(axes, here, method, noise)
+                    _line(axes, here, method, noise, score)
                 axes.set(title=f"{NOISE_NAMES[noise]} as noise, {decoding}", xlabel="rate of noise")
-            row[0].set(ylabel="right, percent")
+            row[0].set(ylabel=f"{score.heading}, percent" if score.factor == 100 else score.heading)
 
     figure(path, len(noises), len(decodings), paint)
 
 
-def _line(axes: Any, here: Sequence[Result], method: str, noise: str) -> None:
+def _line(axes: Any, here: Sequence[Result], method: str, noise: str, score: Column) -> None:
     """One method: a line over rates, whose first point has no noise; of MLE a dashed line at its mean."""
     points: dict[float, list[float]] = {}
     for r in here:
         if r.method == method and r.noise in ("none", noise):
-            points.setdefault(r.rate, []).append(100 * r["accuracy"])
+            points.setdefault(r.rate, []).append(score.factor * r[score.measure])
     if not points:
         return
     if method == "mle":

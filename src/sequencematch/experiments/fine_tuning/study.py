@@ -1,26 +1,30 @@
-"""The experiments `arithmetic`, `mul`, `primes`: accuracy of MLE, BC and SequenceMatch against noise   (§6.1, App. G.3, G.4)."""
+"""The experiments `arithmetic`, `mul`, `primes`: accuracy of MLE, BC and SequenceMatch against noise   (§6.1, App. G.3, G.4).
+
+`translation.py` has a study of the same kind on sentences.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from sequencematch.data.files import write_files
-from sequencematch.data.spelling import check_choice
 from sequencematch.experiments import networks
 from sequencematch.experiments.fine_tuning import report
-from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Budget, Cell
+from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Budget, Cell, chosen
+from sequencematch.experiments.fine_tuning.questions import Questions, arithmetic
 from sequencematch.experiments.fine_tuning.training import run_cells
-from sequencematch.extras import require
 
 
 @dataclass(frozen=True)
 class Study:
-    """A module of questions, the kinds and rates of noise that are compared on it, and the paper's numbers.
+    """Questions, the kinds and rates of noise that are compared on them, and the paper's numbers.
 
-    `also` has more pairs of a kind and a rate, in the table alone.
+    `ask` makes the questions of `module` from a preset's name, its budget and a file of data, which some need. `score` is the
+    measure that the table and the figure show for every way to decode; `columns` are further ones of the table. `also` has
+    more pairs of a kind and a rate of noise, in the table alone.
     """
 
     module: str
@@ -28,6 +32,10 @@ class Study:
     rates: tuple[float, ...]
     also: tuple[tuple[str, float], ...] = ()
     paper: Mapping[tuple[str, float], str] = field(default_factory=dict)
+    ask: Callable[[str, str, Budget, Path | None], Questions] = arithmetic
+    budgets: Mapping[str, Budget] = field(default_factory=lambda: BUDGETS)
+    score: report.Column = report.ACCURACY
+    columns: tuple[report.Column, ...] = report.DELETIONS
 
     RESULTS: ClassVar[str] = "results.json"
     FIGURE: ClassVar[str] = "accuracy.png"
@@ -40,19 +48,24 @@ class Study:
         kinds += [(method, *noise) for noise in noises for method in ("bc", "sequencematch")]
         return [Cell(self.module, *kind, seed) for seed in range(budget.seeds) for kind in kinds]
 
-    def run(self, folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
-        """Fine-tune and measure the models of a preset, `jobs` at a time, and collect what they found."""
-        check_choice("--preset", preset, BUDGETS)
-        require("mathematics_dataset", "arithmetic", "Drawing the questions")
-        budget = BUDGETS[preset]
-        run_cells(self.cells(budget), preset, budget, folder, jobs)
+    def run(self, folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:
+        """Fine-tune and measure the models of a preset, `jobs` at a time, and collect what they found.
+
+        `model` replaces the preset's base model.
+        """
+        budget = chosen(self.budgets, preset, model)
+        self.fine_tune(self.ask(self.module, preset, budget, None), budget, folder, command, jobs)
+
+    def fine_tune(self, questions: Questions, budget: Budget, folder: Path, command: str, jobs: int) -> None:
+        """Train and measure every model that has no result yet, and collect the results."""
+        run_cells(self.cells(budget), questions, budget, folder, jobs)
         write_files(folder, {self.RESULTS: networks.collected(folder, command, order)})
 
     def draw(self, folder: Path) -> None:
         """The figure and the table, from the results alone."""
         found = report.results(json.loads((folder / self.RESULTS).read_text())["cells"])
-        write_files(folder, {self.TABLE: report.table(found, self.paper)})
-        report.draw_against_noise(found, self.noises, folder / self.FIGURE)
+        write_files(folder, {self.TABLE: report.table(found, self.paper, self.score, self.columns)})
+        report.draw_against_noise(found, self.noises, folder / self.FIGURE, self.score)
 
 
 def order(result: Mapping[str, Any]) -> list[Any]:
@@ -62,7 +75,7 @@ def order(result: Mapping[str, Any]) -> list[Any]:
     return [cell["method"] != "mle", *places]
 
 
-def _paper(**rows: tuple[str, str]) -> Mapping[tuple[str, float], str]:
+def against_noise(**rows: tuple[str, str]) -> Mapping[tuple[str, float], str]:
     """The paper's numbers at noise 0.02 and 0.2; those of MLE, which has no noise, are equal."""
     found = {(method, rate): text for method, row in rows.items() for rate, text in zip((0.02, 0.2), row, strict=True)}
     return MappingProxyType(found | {("mle", 0.0): rows["mle"][0]})
@@ -73,11 +86,11 @@ MUL = Study(
     "mul",
     ("digits",),
     (0.02, 0.2),
-    paper=_paper(mle=("49 ± 4", "49 ± 4"), bc=("51 ± 2", "50 ± 3"), sequencematch=("53 ± 3", "56 ± 4")),
+    paper=against_noise(mle=("49 ± 4", "49 ± 4"), bc=("51 ± 2", "50 ± 3"), sequencematch=("53 ± 3", "56 ± 4")),
 )
 PRIMES = Study(
     "list_prime_factors",
     ("digits",),
     (0.02, 0.2),
-    paper=_paper(mle=("4 ± 3", "4 ± 3"), bc=("7 ± 2", "6 ± 3"), sequencematch=("6 ± 4", "8 ± 4")),
+    paper=against_noise(mle=("4 ± 3", "4 ± 3"), bc=("7 ± 2", "6 ± 3"), sequencematch=("6 ± 4", "8 ± 4")),
 )

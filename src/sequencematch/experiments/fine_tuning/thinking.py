@@ -23,8 +23,9 @@ from sequencematch.evaluation.generations import digest, digest_of_weights, gene
 from sequencematch.evaluation.registry import Evidence
 from sequencematch.experiments import peers
 from sequencematch.experiments.fine_tuning import thinking_report as report
-from sequencematch.experiments.fine_tuning.cells import Budget, Cell, task
+from sequencematch.experiments.fine_tuning.cells import Cell
 from sequencematch.experiments.fine_tuning.mistakes import on_each_model
+from sequencematch.experiments.fine_tuning.questions import Questions
 from sequencematch.experiments.fine_tuning.training import saved
 from sequencematch.metrics import Measure, accuracy, own_errors
 from sequencematch.metrics.cost import per_right
@@ -66,20 +67,21 @@ def ways(longest: int, *, deletes: bool) -> list[Way]:
     return [*found, *(Way("best of n", f"n = {count}", samples=count) for count in SAMPLES)]
 
 
-def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1) -> None:
+def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:
     """Fine-tune the models of a preset, `jobs` at a time, decode each of them in all ways, and collect what they did."""
-    found = on_each_model(_think, folder, "thinking", preset, jobs)
+    found = on_each_model(_think, folder, "thinking", preset, jobs, model)
     write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
 
 
-def _think(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+def _think(cell: Cell, questions: Questions, folder: Path) -> dict[str, Any]:
     """What a fine-tuned model answers in every way, and what it spends: measures by way."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.from_pretrained(saved(cell, folder), device=device).eval()
-    questions = task(cell.module, preset, budget)
-    rows = questions.test()
-    evidence = Evidence(policy, questions, read_cases(policy, questions, rows), BATCH)
-    known = ways(questions.max_new_tokens, deletes=cell.method != "mle")
+    task = questions.task
+    rows, longest = task.test(), task.max_new_tokens
+    assert longest is not None
+    evidence = Evidence(policy, task, read_cases(policy, task, rows), BATCH)
+    known = ways(longest, deletes=cell.method != "mle")
     return {
         "weights": digest_of_weights(policy),
         "data": digest(rows),

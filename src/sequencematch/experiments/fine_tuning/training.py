@@ -14,9 +14,11 @@ from transformers import set_seed
 
 from sequencematch.evaluation import Record, evaluate
 from sequencematch.experiments import networks
-from sequencematch.experiments.fine_tuning.cells import Budget, Cell, task
+from sequencematch.experiments.fine_tuning.cells import Budget, Cell
+from sequencematch.experiments.fine_tuning.questions import Questions
+from sequencematch.experiments.stability import WatchedTrainer, steadiness
 from sequencematch.policy import Policy
-from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+from sequencematch.training import SequenceMatchConfig
 
 #: Ways to decode: the first two of every model, the last of those that can delete.
 DECODINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -30,7 +32,9 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def config(folder: str | Path, cell: Cell, budget: Budget, *, room: int) -> SequenceMatchConfig:
+def config(
+    folder: str | Path, cell: Cell, budget: Budget, *, room: int, max_length: int = Questions.max_length
+) -> SequenceMatchConfig:
     """The settings of a cell: the same for every method but its own. A rollout writes at most `room` tokens."""
     on_gpu = torch.cuda.is_available()
     return SequenceMatchConfig(
@@ -42,9 +46,9 @@ def config(folder: str | Path, cell: Cell, budget: Budget, *, room: int) -> Sequ
         lr_scheduler_type="cosine",
         warmup_steps=budget.steps // 10,
         adam_beta2=0.98,
-        max_length=128,
+        max_length=max_length,
         max_completion_length=room,
-        generation_batch_size=256,
+        generation_batch_size=8 * budget.batch_size,
         packing=True,
         logging_steps=max(budget.steps // 20, 1),
         save_strategy="no",
@@ -56,18 +60,20 @@ def config(folder: str | Path, cell: Cell, budget: Budget, *, room: int) -> Sequ
     )
 
 
-def run_cell(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
+def run_cell(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict[str, Any]:
     """Fine-tune a model and measure it. Returns, and writes, its result."""
-    return networks.once(folder / "cells" / cell.file, cell, budget, partial(_run, cell, preset, budget, folder))
+    return networks.once(folder / "cells" / cell.file, cell, budget, partial(_run, cell, questions, budget, folder))
 
 
-def _run(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any]:
-    questions = task(cell.module, preset, budget)
+def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict[str, Any]:
+    task = questions.task
     set_seed(cell.seed)
     policy, adapter = base(budget)
     with tempfile.TemporaryDirectory() as scratch:
-        args = config(scratch, cell, budget, room=questions.max_new_tokens)
-        trainer = SequenceMatchTrainer(policy, args, train_dataset=questions.train(), peft_config=adapter)
+        assert task.max_new_tokens is not None
+        args = config(scratch, cell, budget, room=task.max_new_tokens, max_length=questions.max_length)
+        rows = task.train(policy.tokenizer)
+        trainer = WatchedTrainer(policy, args, train_dataset=rows, peft_config=adapter)
         trainer.train()
     policy = trainer.model.eval()
     policy.save_pretrained(saved(cell, folder))
@@ -75,6 +81,8 @@ def _run(cell: Cell, preset: str, budget: Budget, folder: Path) -> dict[str, Any
     records = {name: measured(policy, questions, DECODINGS[name]) for name in names}
     return {
         "log": trainer.state.log_history,
+        "gradient_norms": trainer.gradient_norms,
+        "gradient": steadiness(trainer.gradient_norms),
         "settings": {k: v for k, v in args.own_values().items() if v is not None},
         "decodings": {name: [asdict(measure) for measure in record.measures] for name, record in records.items()},
         "signature": records["greedy"].signature,
@@ -93,10 +101,9 @@ def base(budget: Budget) -> tuple[Policy, Any]:
     return Policy.from_pretrained(budget.model, quantization_config=four_bits), adapter
 
 
-def measured(policy: Policy, questions: Any, how: Mapping[str, Any]) -> Record:
-    """Accuracy, own errors and deletions of one way to decode."""
-    metrics = ("accuracy", "own_errors", "backspace_rate")
-    return evaluate(policy, questions, metrics=metrics, batch_size=256, progress=False, **how)
+def measured(policy: Policy, questions: Questions, how: Mapping[str, Any]) -> Record:
+    """The metrics of one way to decode."""
+    return evaluate(policy, questions.task, metrics=questions.metrics, batch_size=256, progress=False, **how)
 
 
 def saved(cell: Cell, folder: Path) -> Path:
@@ -104,6 +111,6 @@ def saved(cell: Cell, folder: Path) -> Path:
     return folder / "policies" / Path(cell.file).stem
 
 
-def run_cells(cells: Sequence[Cell], preset: str, budget: Budget, folder: Path, jobs: int) -> None:
+def run_cells(cells: Sequence[Cell], questions: Questions, budget: Budget, folder: Path, jobs: int) -> None:
     """Every cell that has no result yet, `jobs` at a time."""
-    networks.side_by_side(partial(run_cell, preset=preset, budget=budget, folder=folder), cells, jobs)
+    networks.side_by_side(partial(run_cell, questions=questions, budget=budget, folder=folder), cells, jobs)
