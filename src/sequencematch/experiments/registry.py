@@ -16,6 +16,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "mul": "The same for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
         "translation": "BLEU of the same methods on English and French pairs: --data pairs.jsonl (App. G.2).",
+        "divergences": "Eq. 4 with every divergence, on sums and on path-star graphs: accuracy and stability (App. G.1).",
         "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
         "thinking": "Accuracy against test-time computation: deleting more or less, search, best of n. Not in the paper.",
         "overhead": "Time of a step and of sampling beside MLE (App. F). --preset cpu, gpu, gpu_7b or paper.",

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from sequencematch.core.divergences import DIVERGENCES
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.experiments.networks import START, Budget, Method
 from sequencematch.tasks.path_star import PathStar
 
@@ -25,6 +27,14 @@ def _sequencematch(alpha: float, gamma: float, noise: Mapping[str, Any], **more:
 
 #: The on-policy term E with a weight of 0.4 α instead of 0.25 α, and V moved by an offset head with a learning rate of its own.
 _MORE_ON_POLICY = MappingProxyType({"mixture_weight": 0.2, "offset_lr_multiplier": 10.0})
+
+
+def of_divergence(name: str) -> str:
+    """The method that trains with this divergence: Eq. 4 with the same α, γ and noise for all   (App. D)."""
+    usual = "sequencematch α 0.5 γ 0.99"
+    return usual if name == "chi2_mixture" else f"{usual}, {name}"
+
+
 #: Rows in which half of all bursts of noise end in the goal.
 TO_THE_GOAL = "answers, noise to the goal"
 #: Ways to train, by name.
@@ -50,6 +60,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         },
         "sequencematch α 0.5 γ 0.99, more on policy": Method(_sequencematch(0.5, 0.99, _UNIFORM, **_MORE_ON_POLICY)),
         "sequencematch α 0.5 γ 0.99, bursts to the goal": Method(_sequencematch(0.5, 0.99, _BURSTS), rows=TO_THE_GOAL),
+        **{
+            of_divergence(name): Method(_sequencematch(0.5, 0.99, _UNIFORM, divergence=name))
+            for name in (*DIVERGENCES, *INTEGRAL_METRICS)
+            if name != "chi2_mixture"
+        },
     }
 )
 #: The word for going back in written-out walks, and the input of teacherless training.
