@@ -9,6 +9,7 @@ from typing import Any
 
 from sequencematch.data.markdown import table_lines
 from sequencematch.experiments.fine_tuning.report import figure, percent, spread
+from sequencematch.extras import require
 
 #: The tasks, and the row that has no divergence: cloning alone.
 SUMS, STARS, CLONING = "arithmetic", "path_star", "bc"
@@ -104,6 +105,9 @@ def table(runs: Sequence[Run], task: str) -> str:
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Three panels with a row for each divergence: right answers on both tasks, and the largest gradient norm over the median."""
+    require("matplotlib", "plot", "The figure")
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     names = [name for name in TITLES if any(run.divergence == name for run in runs)]
 
     def paint(panels: Any) -> None:
@@ -116,6 +120,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         for task in COLUMNS:
             _dots(peaks, names, task, runs, lambda run: run.peak)
         peaks.set(title="gradient norms", xlabel="largest / median", xscale="log")
+        peaks.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        peaks.xaxis.set_major_formatter("{x:g}")
+        peaks.xaxis.set_minor_formatter(NullFormatter())
         first.set_yticks(range(len(names)), [TITLES[name] for name in names])
         first.invert_yaxis()
 

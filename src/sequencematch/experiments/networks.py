@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ class Method:
         return bool(self.settings["objective"] != "mle")
 
 
+#: A gradient norm is a spike if it exceeds this many times the median of its run.
+SPIKE = 10.0
 #: Next-token prediction from random weights, from which other methods start.
 START = "start"
 
@@ -208,8 +211,20 @@ def collected(folder: Path, command: str, order: Callable[[Mapping[str, Any]], A
 
 
 def without_curves(path: Path) -> dict[str, Any]:
-    """The result of a finished cell without what it recorded for every step, and with the last loss."""
+    """The result of a finished cell; of what it recorded for every step, the last loss and the steadiness of its gradients."""
     whole = json.loads(path.read_text())
-    losses = [entry["loss"] for entry in whole.get("log", ()) if "loss" in entry]
-    short = {name: value for name, value in whole.items() if name not in ("log", "gradient_norms")}
-    return {**short, "final_loss": losses[-1] if losses else None}
+    norms = whole.pop("gradient_norms", None)
+    losses = [entry["loss"] for entry in whole.pop("log", ()) if "loss" in entry]
+    gradient = {} if norms is None else {"gradient": steadiness(norms)}
+    return {**whole, **gradient, "final_loss": losses[-1] if losses else None}
+
+
+def steadiness(norms: Sequence[float]) -> dict[str, float]:
+    """Of gradient norms after the first quarter of a run: median, largest, and the share that exceeds `SPIKE` medians.
+
+    In the first quarter SequenceMatch only clones, and the first steps of every method have large gradients.
+    """
+    later = norms[len(norms) // 4 :]
+    middle = median(later)
+    spikes = sum(norm > SPIKE * middle for norm in later)
+    return {"median": middle, "largest": max(later), "spikes": spikes / len(later)}

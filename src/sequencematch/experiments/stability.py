@@ -1,16 +1,12 @@
 """How steadily a network trains: the gradient norms of all steps, and runs that stopped at a number that is not finite."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from sequencematch.experiments import networks
 from sequencematch.training import SequenceMatchTrainer
 from sequencematch.training.callbacks import NonFiniteError
-
-#: A gradient norm is a spike if it exceeds this many times the median of its run.
-SPIKE = 10.0
 
 
 class WatchedTrainer(SequenceMatchTrainer):
@@ -29,16 +25,6 @@ class WatchedTrainer(SequenceMatchTrainer):
     def gradient_norms(self) -> list[float]:
         """One for each step. They stay on a GPU until they are asked for."""
         return [float(norm) for norm in self._norms]
-
-
-def steadiness(norms: Sequence[float]) -> dict[str, float]:
-    """The median and the largest of gradient norms, and the share of steps whose norm is a spike."""
-    middle = median(norms)
-    return {
-        "median": middle,
-        "largest": max(norms),
-        "spikes": sum(norm > SPIKE * middle for norm in norms) / len(norms),
-    }
 
 
 def run_or_stop(cell: Any, run: Callable[..., dict[str, Any]], budget: Any, folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sequencematch.evaluation import Record, evaluate
 from sequencematch.experiments import networks
 from sequencematch.experiments.fine_tuning.cells import Budget, Cell
 from sequencematch.experiments.fine_tuning.questions import Questions
-from sequencematch.experiments.stability import WatchedTrainer, steadiness
+from sequencematch.experiments.stability import WatchedTrainer
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchConfig
 
@@ -82,7 +82,6 @@ def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict
     return {
         "log": trainer.state.log_history,
         "gradient_norms": trainer.gradient_norms,
-        "gradient": steadiness(trainer.gradient_norms),
         "settings": {k: v for k, v in args.own_values().items() if v is not None},
         "decodings": {name: [asdict(measure) for measure in record.measures] for name, record in records.items()},
         "signature": records["greedy"].signature,

@@ -18,7 +18,7 @@ from sequencematch.experiments.networks import Budget
 from sequencematch.experiments.path_star import rows
 from sequencematch.experiments.path_star.cells import BACK, METHODS, TO_THE_GOAL, Cell
 from sequencematch.experiments.path_star.measures import ROOM, measure
-from sequencematch.experiments.stability import WatchedTrainer, steadiness
+from sequencematch.experiments.stability import WatchedTrainer
 from sequencematch.policy import Policy
 from sequencematch.tasks.path_star import ANSWER, EDGE_END, QUESTION, PathStar
 from sequencematch.tasks.vocabulary import word_tokenizer
@@ -102,8 +102,8 @@ def _run(cell: Cell, budget: Budget, folder: Path, **changes: Any) -> dict[str, 
             args = networks.config(scratch, method, budget, cell.seed, steps=steps, room=cell.length + ROOM, **changes)
             trainer = WatchedTrainer(model, args, train_dataset=data[method.rows](), processing_class=tokenizer)
             trainer.train()
-        policy, norms = trainer.model.eval(), trainer.gradient_norms
-        curves = {"log": trainer.state.log_history, "gradient_norms": norms, "gradient": steadiness(norms)}
+        policy = trainer.model.eval()
+        curves = {"log": trainer.state.log_history, "gradient_norms": trainer.gradient_norms}
     else:
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         sizes: dict[str, Any] = {"steps": steps, "batch": budget.batch_size, "lr": budget.learning_rate}
