@@ -67,8 +67,8 @@ def test_every_study_compares_the_methods_of_the_paper_on_every_seed(name: str) 
     experiment = registry.find(name)
     assert isinstance(experiment, study.Study)
     assert isinstance(experiment, registry.Experiment)
-    for budget in BUDGETS.values():
-        models = experiment.cells(budget)
+    for preset, budget in BUDGETS.items():
+        models = experiment.cells(preset, budget)
         assert len({cell.file for cell in models}) == len(models)
         assert {cell.seed for cell in models} == set(range(budget.seeds))
         assert {cell.method for cell in models} == set(METHODS)
@@ -123,7 +123,7 @@ def test_mistakes_are_given_to_each_method_one_to_three_at_a_time(
 ) -> None:
     monkeypatch.setattr(mistakes, "BUDGETS", {"cpu": TINY})
     mistakes.run(tmp_path, "sequencematch reproduce mistakes")
-    models = json.loads((tmp_path / "results.json").read_text())["models"]
+    models = json.loads((tmp_path / "mistakes.json").read_text())["models"]
     assert [model["cell"]["method"] for model in models] == list(METHODS)
     names = {"deletes first", "recovers", "deletes first, plausible", "recovers, plausible"}
     assert all({m["name"] for m in model["after"][str(n)]} == names for model in models for n in (1, 2, 3))
@@ -131,7 +131,7 @@ def test_mistakes_are_given_to_each_method_one_to_three_at_a_time(
     assert all(m["value"] == 0 for m in mle["after"]["1"] if m["name"].startswith("deletes"))
     assert "After a mistake" in (tmp_path / "rows" / "bc_2.md").read_text()
     mistakes.draw(tmp_path)
-    assert len((tmp_path / "table.md").read_text().splitlines()) == 2 + 3 * len(METHODS)
+    assert len((tmp_path / "mistakes.md").read_text().splitlines()) == 2 + 3 * len(METHODS)
     assert (tmp_path / "mistakes.png").stat().st_size > 10_000
 
 

@@ -97,8 +97,8 @@ def test_seeds_are_collected_by_method_and_way_and_shares_of_nothing_are_left_ou
 
 
 def test_the_models_are_those_of_the_study_of_sums() -> None:
-    for budget in BUDGETS.values():
-        assert {cell.file for cell in cells(budget)} <= {cell.file for cell in study.SUMS.cells(budget)}
+    for preset, budget in BUDGETS.items():
+        assert {cell.file for cell in cells(budget)} <= {cell.file for cell in study.SUMS.cells(preset, budget)}
     assert {thinking.RESULTS, thinking.TABLE, thinking.FIGURE}.isdisjoint(
         {study.SUMS.RESULTS, study.SUMS.TABLE, study.SUMS.FIGURE}
     )

@@ -26,7 +26,8 @@ from sequencematch.experiments.fine_tuning.questions import Questions, arithmeti
 from sequencematch.experiments.fine_tuning.training import run_cells, saved
 from sequencematch.policy import Policy
 
-RESULTS, FIGURE, TABLE = "results.json", "mistakes.png", "table.md"
+#: Names of their own: the folder may hold the results of `arithmetic`, whose models are used again.
+RESULTS, FIGURE, TABLE = "mistakes.json", "mistakes.png", "mistakes.md"
 MODULE, NOISE, RATE = "add_or_sub_in_base", "digits", 0.1
 #: Wrong digits that are given.
 COUNTS = (1, 2, 3)

@@ -24,13 +24,14 @@ class Study:
 
     `ask` makes the questions of `module` from a preset's name, its budget and a file of data, which some need. `score` is the
     measure that the table and the figure show for every way to decode; `columns` are further ones of the table. `also` has
-    more pairs of a kind and a rate of noise, in the table alone.
+    more pairs of a kind and a rate of noise, in the table alone. `few` are the rates of the preset `cpu`, if not all.
     """
 
     module: str
     noises: tuple[str, ...]
     rates: tuple[float, ...]
     also: tuple[tuple[str, float], ...] = ()
+    few: tuple[float, ...] = ()
     paper: Mapping[tuple[str, float], str] = field(default_factory=dict)
     ask: Callable[[str, str, Budget, Path | None], Questions] = arithmetic
     budgets: Mapping[str, Budget] = field(default_factory=lambda: BUDGETS)
@@ -41,9 +42,10 @@ class Study:
     FIGURE: ClassVar[str] = "accuracy.png"
     TABLE: ClassVar[str] = "table.md"
 
-    def cells(self, budget: Budget) -> list[Cell]:
+    def cells(self, preset: str, budget: Budget) -> list[Cell]:
         """Every model, seed by seed: MLE, SequenceMatch without noise, BC and SequenceMatch with each noise."""
-        noises = [*((noise, rate) for noise in self.noises for rate in self.rates), *self.also]
+        rates = self.few if self.few and preset == "cpu" else self.rates
+        noises = [*((noise, rate) for noise in self.noises for rate in rates), *self.also]
         kinds = [("mle", "none", 0.0), ("sequencematch", "none", 0.0)]
         kinds += [(method, *noise) for noise in noises for method in ("bc", "sequencematch")]
         return [Cell(self.module, *kind, seed) for seed in range(budget.seeds) for kind in kinds]
@@ -54,11 +56,13 @@ class Study:
         `model` replaces the preset's base model.
         """
         budget = chosen(self.budgets, preset, model)
-        self.fine_tune(self.ask(self.module, preset, budget, None), budget, folder, command, jobs)
+        self.fine_tune(self.ask(self.module, preset, budget, None), preset, budget, folder, command, jobs)
 
-    def fine_tune(self, questions: Questions, budget: Budget, folder: Path, command: str, jobs: int) -> None:
+    def fine_tune(
+        self, questions: Questions, preset: str, budget: Budget, folder: Path, command: str, jobs: int
+    ) -> None:
         """Train and measure every model that has no result yet, and collect the results."""
-        run_cells(self.cells(budget), questions, budget, folder, jobs)
+        run_cells(self.cells(preset, budget), questions, budget, folder, jobs)
         write_files(folder, {self.RESULTS: networks.collected(folder, command, order)})
 
     def draw(self, folder: Path) -> None:
@@ -81,7 +85,13 @@ def against_noise(**rows: tuple[str, str]) -> Mapping[tuple[str, float], str]:
     return MappingProxyType(found | {("mle", 0.0): rows["mle"][0]})
 
 
-SUMS = Study("add_or_sub_in_base", ("digits", "uniform"), (0.02, 0.05, 0.1, 0.2, 0.3), also=(("own", 0.1),))
+SUMS = Study(
+    "add_or_sub_in_base",
+    ("digits", "uniform"),
+    (0.02, 0.05, 0.1, 0.2, 0.3),
+    also=(("own", 0.1),),
+    few=(0.1, 0.3),
+)
 MUL = Study(
     "mul",
     ("digits",),

@@ -87,7 +87,7 @@ class PairStudy(Study):
         budget = chosen(self.budgets, preset, model)
         questions = self.ask(self.module, preset, budget, data)
         hashes = [str(fingerprint(file)["sha256"]) for file in files_of(data) if file is not None]
-        self.fine_tune(questions, FileBudget(**asdict(budget), data=" ".join(hashes)), folder, command, jobs)
+        self.fine_tune(questions, preset, FileBudget(**asdict(budget), data=" ".join(hashes)), folder, command, jobs)
 
 
 STUDY = PairStudy(
