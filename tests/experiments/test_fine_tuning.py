@@ -11,7 +11,7 @@ from sequencematch.experiments import registry
 from sequencematch.experiments.fine_tuning import cells, mistakes, report, study
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Cell, task
 from sequencematch.experiments.fine_tuning.report import Result, percent, results, table
-from sequencematch.experiments.fine_tuning.training import config
+from sequencematch.experiments.fine_tuning.training import config, decodings
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 
@@ -81,6 +81,13 @@ def test_the_paper_preset_has_the_papers_data_and_adapters() -> None:
     questions = task("list_prime_factors", "paper", budget)
     assert (questions.train_size, questions.test_size, questions.entropy) == (None, 200, (3.0, 10.0))
     assert (budget.adapter, budget.alpha, budget.gamma, budget.batch_size) == (True, 0.01, 0.998, 32)
+
+
+def test_a_model_without_bkspc_is_decoded_as_a_plain_language_model() -> None:
+    ways = decodings(Cell("mul", "mle"))
+    assert list(ways) == ["greedy", "temperature 1"]
+    assert all(how["backspace_bias"] == -math.inf for how in ways.values())
+    assert "backspace_bias" not in decodings(Cell("mul", "bc"))["temperature 1"]
 
 
 def test_methods_differ_in_their_own_settings_alone(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from sequencematch.experiments.stability import WatchedTrainer
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchConfig
 
-#: Ways to decode: the first two of every model, the last of those that can delete.
+NEVER_DELETE: Mapping[str, Any] = MappingProxyType({"backspace_bias": -math.inf})
+FORBIDDEN = "temperature 1, <bkspc> forbidden"
+#: Ways to decode: name → options of `evaluate`.
 DECODINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "greedy": MappingProxyType({"temperature": 0.0}),
         "temperature 1": MappingProxyType({"temperature": 1.0, "seed": 0}),
-        "temperature 1, <bkspc> forbidden": MappingProxyType(
-            {"temperature": 1.0, "seed": 0, "backspace_bias": -math.inf}
-        ),
+        FORBIDDEN: MappingProxyType({"temperature": 1.0, "seed": 0, **NEVER_DELETE}),
     }
 )
 
@@ -77,8 +77,7 @@ def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict
         trainer.train()
     policy = trainer.model.eval()
     policy.save_pretrained(saved(cell, folder))
-    names = list(DECODINGS)[: 2 if cell.method == "mle" else 3]
-    records = {name: measured(policy, questions, DECODINGS[name]) for name in names}
+    records = {name: measured(policy, questions, how) for name, how in decodings(cell).items()}
     return {
         "log": trainer.state.log_history,
         "gradient_norms": trainer.gradient_norms,
@@ -86,6 +85,13 @@ def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict
         "decodings": {name: [asdict(measure) for measure in record.measures] for name, record in records.items()},
         "signature": records["greedy"].signature,
     }
+
+
+def decodings(cell: Cell) -> Mapping[str, Mapping[str, Any]]:
+    """The ways to decode a model. One trained without `<bkspc>` is a plain language model: its untrained row takes no part."""
+    if cell.method != "mle":
+        return DECODINGS
+    return {name: {**how, **NEVER_DELETE} for name, how in DECODINGS.items() if name != FORBIDDEN}
 
 
 def base(budget: Budget) -> tuple[Policy, Any]:
