@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sequencematch.policy import Policy, contrastive_search
+from sequencematch.policy.contrastive import contrastive_searches
 from tests.policy.tiny_models import DECODED, exact_llama, llama, mistral
 
 VOCAB, EOS = DECODED["vocab_size"], DECODED["eos_token_id"]
@@ -182,6 +183,28 @@ def test_it_takes_one_forward_pass_over_the_prompt_and_one_over_the_candidates_o
     trajectory = contrastive_search(policy, [5, 6, 7], max_new_tokens=6, top_k=3)
     hook.remove()
     assert calls == [(1, 3)] + [(3, 1)] * len(trajectory)
+
+
+def test_rows_side_by_side_are_what_each_is_alone_also_after_one_has_ended(policy: Policy) -> None:
+    given = [[5, 6, 7], [8, 9, 10], [11, 5, 3]]
+    alone = [contrastive_search(policy, prompt, max_new_tokens=10) for prompt in given]
+    assert contrastive_searches(policy, given, max_new_tokens=10) == alone
+    assert len({trajectory.chosen for trajectory in alone}) == 3
+    model, early = policy.base, alone[1].chosen[1]
+    model.config.eos_token_id = early
+    try:
+        ends = Policy(model)
+        found = contrastive_searches(ends, given, max_new_tokens=10)
+        assert found == [contrastive_search(ends, prompt, max_new_tokens=10) for prompt in given]
+    finally:
+        model.config.eos_token_id = EOS
+    assert found[1].chosen == alone[1].chosen[:2]
+    assert len(found[0]) > 2
+
+
+def test_prompts_of_different_lengths_are_refused(policy: Policy) -> None:
+    with pytest.raises(ValueError, match=r"`prompts` must be at least one, all of one length.* Got \[1, 2\]"):
+        contrastive_searches(policy, [[5], [5, 6]], max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
