@@ -10,8 +10,9 @@ import pytest
 from sequencematch.experiments import registry
 from sequencematch.experiments.fine_tuning import cells, mistakes, report, study
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Cell, task
-from sequencematch.experiments.fine_tuning.report import Result, percent, results, table
+from sequencematch.experiments.fine_tuning.report import Result, results, table
 from sequencematch.experiments.fine_tuning.training import config, decodings
+from sequencematch.experiments.reporting import percent
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 

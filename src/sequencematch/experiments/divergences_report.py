@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
-from sequencematch.experiments.fine_tuning.report import figure, percent, spread
+from sequencematch.experiments.reporting import figure, percent, spread
 from sequencematch.extras import require
 
 #: The tasks, and the row that has no divergence: cloning alone.

@@ -26,7 +26,7 @@ from sequencematch.data.spelling import check_choice
 from sequencematch.experiments import networks
 from sequencematch.experiments import overhead_report as report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS
-from sequencematch.experiments.fine_tuning.training import base
+from sequencematch.experiments.tuning import load_base
 from sequencematch.policy import Policy, Sampling
 from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
 from sequencematch.training.callbacks import ProgressLines, RolloutWarnings
@@ -148,10 +148,10 @@ def _random(config: LlamaConfig, dtype: torch.dtype) -> Policy:
 #: Preset → a new model, and the config of its adapters if there are any.
 MODELS: Mapping[str, Callable[[], tuple[Policy, Any]]] = MappingProxyType(
     {
-        "cpu": partial(base, BUDGETS["cpu"]),
+        "cpu": partial(load_base, BUDGETS["cpu"].model, adapter=False),
         "gpu": _smollm2,
         "gpu_7b": _llama2,
-        "paper": partial(base, BUDGETS["paper"]),
+        "paper": partial(load_base, BUDGETS["paper"].model, adapter=True),
     }
 )
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
-from sequencematch.experiments.fine_tuning import report
+from sequencematch.experiments.fine_tuning.report import COLOURS
+from sequencematch.experiments.reporting import figure
 
 HEADINGS = (
     "training procedure",
@@ -129,7 +130,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
             _bars(axes, timed)
         panels[0][0].set(ylabel="time of a step, MLE = 1")
 
-    report.figure(path, len(tables), 1, paint)
+    figure(path, len(tables), 1, paint)
 
 
 def _bars(axes: Any, timed: Mapping[str, Any]) -> None:
@@ -138,7 +139,7 @@ def _bars(axes: Any, timed: Mapping[str, Any]) -> None:
     steps = [1.0, theirs.step[0] / mle, median(r.step / r.mle for r in ours)]
     shares = [0.0, theirs.share / mle, median(r.share / r.mle for r in ours)]
     names = ["MLE", "SequenceMatch,\nthe paper", "SequenceMatch,\nours"]
-    axes.bar(names, steps, 0.6, color=report.COLOURS["sequencematch"], label="gradient step")
+    axes.bar(names, steps, 0.6, color=COLOURS["sequencematch"], label="gradient step")
     axes.bar(names, shares, 0.6, bottom=steps, color="#a9c9d8", label="sampling, amortised")
     for place, height in enumerate(map(sum, zip(steps, shares, strict=True))):
         axes.annotate(f"{height:.2f}", (place, height), (0, 3), textcoords="offset points", ha="center")

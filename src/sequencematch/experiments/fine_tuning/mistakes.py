@@ -24,6 +24,7 @@ from sequencematch.experiments.fine_tuning import report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Budget, Cell, chosen
 from sequencematch.experiments.fine_tuning.questions import Questions, arithmetic
 from sequencematch.experiments.fine_tuning.training import run_cells, saved
+from sequencematch.experiments.reporting import figure, percent
 from sequencematch.policy import Policy
 
 #: Names of their own: the folder may hold the results of `arithmetic`, whose models are used again.
@@ -106,11 +107,11 @@ def table(models: Sequence[Mapping[str, Any]]) -> str:
         own = [{m["name"]: m["value"] for m in model["own"] if m["count"]} for model in of]
         for count in COUNTS:
             given = [
-                report.percent(_shares(model, count, f"{measure}{kind}") for model in of)
+                percent(_shares(model, count, f"{measure}{kind}") for model in of)
                 for kind in KINDS.values()
                 for measure in ("deletes first", "recovers")
             ]
-            rest = [report.percent(m[n] for m in own if n in m) for n in ("own errors deleted", "right tokens deleted")]
+            rest = [percent(m[n] for m in own if n in m) for n in ("own errors deleted", "right tokens deleted")]
             rows.append([name, str(count), *given, *(rest if count == 1 else ("", "")), str(len(of))])
     headings = ["trained by", "wrong digits", "random: deleted at once", "right in the end"]
     headings += [
@@ -142,4 +143,4 @@ def draw(folder: Path) -> None:
             axes.set(title=f"{kind} wrong digits", xlabel="wrong digits given", xticks=COUNTS, ylim=(-3, 103))
         panels[0][0].set(ylabel="right in the end, percent")
 
-    report.figure(folder / FIGURE, len(KINDS), 1, paint)
+    figure(folder / FIGURE, len(KINDS), 1, paint)

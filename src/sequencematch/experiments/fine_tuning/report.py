@@ -1,7 +1,7 @@
 """What came out for fine-tuned models: tables and figures, from the cells' results alone."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -9,7 +9,7 @@ from typing import Any
 
 from sequencematch.data.markdown import table_lines
 from sequencematch.experiments.fine_tuning.cells import METHODS
-from sequencematch.extras import require
+from sequencematch.experiments.reporting import figure, spread
 
 COLOURS: Mapping[str, str] = {"mle": "#9aa5b1", "bc": "#e0a458", "sequencematch": "#2f6f8f"}
 NOISE_NAMES: Mapping[str, str] = {"none": "–", "digits": "digits", "uniform": "any token", "own": "the model's own"}
@@ -60,20 +60,6 @@ def results(cells: Iterable[Mapping[str, Any]]) -> list[Result]:
     ]
 
 
-def percent(values: Iterable[float]) -> str:
-    """Mean and range of shares in percent."""
-    return spread(100 * value for value in values)
-
-
-def spread(values: Iterable[float]) -> str:
-    """Mean and range of numbers, `12.3 [11.0, 13.5]`; without the range of one, and – of none."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return "–"
-    around = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
-    return f"{mean(known):.1f}{around}"
-
-
 def table(
     found: Sequence[Result],
     paper: Mapping[tuple[str, float], str],
@@ -109,28 +95,6 @@ def table(
 
 def _cell(column: Column, found: Iterable[Result]) -> str:
     return spread(column.factor * r[column.measure] for r in found)
-
-
-def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) -> None:
-    """A figure with a grid of panels that `paint` fills, written to a file."""
-    require("matplotlib", "plot", "The figure")
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    drawn, panels = plt.subplots(
-        rows, columns, figsize=(1 + 4.2 * columns, 0.7 + 3.1 * rows), layout="constrained", sharey=True, squeeze=False
-    )
-    paint(panels)
-    for axes in panels.flat:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e5e5e5", lw=0.6)
-        axes.set_axisbelow(True)
-    lines, labels = panels.flat[0].get_legend_handles_labels()
-    drawn.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
-    drawn.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(drawn)
 
 
 def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path, score: Column = ACCURACY) -> None:

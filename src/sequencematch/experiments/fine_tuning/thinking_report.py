@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
-from sequencematch.experiments.fine_tuning import report
+from sequencematch.experiments.fine_tuning.report import COLOURS
+from sequencematch.experiments.reporting import figure, percent
 from sequencematch.experiments.fine_tuning.cells import METHODS
 
 #: Kinds of decoding in the order of tables: name → its name for people, colour and line in the figure.
@@ -78,10 +79,10 @@ def table(found: Sequence[Point]) -> str:
                 METHODS[point.method],
                 KINDS[point.kind][0],
                 point.dose,
-                report.percent(point.measures["accuracy"]),
+                percent(point.measures["accuracy"]),
                 *(_number(point.mean(f"{spent} per question")) for spent in ("actions", "forward passes")),
                 *(_number(point.mean(f"{spent} per right answer")) for spent in ("actions", "forward passes")),
-                *map(report.percent, shares),
+                *map(percent, shares),
                 "–" if beside is None else f"{100 * beside.mean('accuracy'):.1f} ({_short(beside)})",
                 str(point.seeds),
             ]
@@ -109,7 +110,7 @@ def draw(found: Sequence[Point], path: Path) -> None:
         for axes, method in zip(panels[0], methods, strict=True):
             for kind, (name, colour, line) in KINDS.items():
                 _line(axes, found, method, kind, color=colour, ls=line, marker="o", ms=4, label=name)
-            grey = report.COLOURS["mle"]
+            grey = COLOURS["mle"]
             _line(axes, found, "mle", "best of n", color=grey, ls="--", marker="s", ms=4, label="MLE, best of n")
             _line(axes, found, "mle", "greedy", color=grey, ls="", marker="*", ms=10, label="MLE, greedy")
             axes.set(title=METHODS[method], xscale="log", xlabel="forward passes per question")
@@ -119,7 +120,7 @@ def draw(found: Sequence[Point], path: Path) -> None:
             axes.set_xticks(ticks, [str(tick) for tick in ticks])
         panels[0][0].set(ylabel="right answers, percent")
 
-    report.figure(path, len(methods), 1, paint)
+    figure(path, len(methods), 1, paint)
 
 
 def _line(axes: Any, found: Sequence[Point], method: str, kind: str, **style: Any) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from transformers import set_seed
 
 from sequencematch.evaluation import Record, evaluate
@@ -17,6 +16,7 @@ from sequencematch.experiments import networks
 from sequencematch.experiments.fine_tuning.cells import Budget, Cell
 from sequencematch.experiments.fine_tuning.questions import Questions
 from sequencematch.experiments.stability import WatchedTrainer
+from sequencematch.experiments.tuning import load_base, tuning_config
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchConfig
 
@@ -36,26 +36,15 @@ def config(
     folder: str | Path, cell: Cell, budget: Budget, *, room: int, max_length: int = Questions.max_length
 ) -> SequenceMatchConfig:
     """The settings of a cell: the same for every method but its own. A rollout writes at most `room` tokens."""
-    on_gpu = torch.cuda.is_available()
-    return SequenceMatchConfig(
-        str(folder),
+    return tuning_config(
+        folder,
+        budget,
         seed=cell.seed,
-        max_steps=budget.steps,
-        per_device_train_batch_size=budget.batch_size,
-        learning_rate=budget.learning_rate,
-        lr_scheduler_type="cosine",
         warmup_steps=budget.steps // 10,
-        adam_beta2=0.98,
         max_length=max_length,
         max_completion_length=room,
         generation_batch_size=8 * budget.batch_size,
         packing=True,
-        logging_steps=max(budget.steps // 20, 1),
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        bf16=on_gpu,
-        use_cpu=not on_gpu,
         **cell.settings(budget),
     )
 
@@ -68,7 +57,7 @@ def run_cell(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> 
 def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict[str, Any]:
     task = questions.task
     set_seed(cell.seed)
-    policy, adapter = base(budget)
+    policy, adapter = load_base(budget.model, adapter=budget.adapter)
     with tempfile.TemporaryDirectory() as scratch:
         assert task.max_new_tokens is not None
         args = config(scratch, cell, budget, room=task.max_new_tokens, max_length=questions.max_length)
@@ -92,18 +81,6 @@ def decodings(cell: Cell) -> Mapping[str, Mapping[str, Any]]:
     if cell.method != "mle":
         return DECODINGS
     return {name: {**how, **NEVER_DELETE} for name, how in DECODINGS.items() if name != FORBIDDEN}
-
-
-def base(budget: Budget) -> tuple[Policy, Any]:
-    """The base model, and the config of its adapters if there are any   (§6, App. E)."""
-    if not budget.adapter:
-        return Policy.from_pretrained(budget.model, dtype=torch.float32), None
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-
-    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    adapter = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
-    return Policy.from_pretrained(budget.model, quantization_config=four_bits), adapter
 
 
 def measured(policy: Policy, questions: Questions, how: Mapping[str, Any]) -> Record:

@@ -1,0 +1,59 @@
+"""Fine-tuning a base model for a study: how it is loaded, and the settings that all methods share   (§6, App. E)."""
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from sequencematch.policy import Policy
+from sequencematch.training import SequenceMatchConfig
+
+
+@runtime_checkable
+class TuningBudget(Protocol):
+    """How long a method fine-tunes a base model: the same for all methods."""
+
+    @property
+    def steps(self) -> int:
+        """Optimisation steps."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a step."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest of the schedule."""
+
+
+def load_base(model: str, *, adapter: bool) -> tuple[Policy, Any]:
+    """A base model, and the config of QLoRA's adapters if they are trained in place of all weights   (§6, App. E)."""
+    if not adapter:
+        return Policy.from_pretrained(model, dtype=torch.float32), None
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    config = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
+    return Policy.from_pretrained(model, quantization_config=four_bits), config
+
+
+def tuning_config(folder: str | Path, budget: TuningBudget, *, seed: int, **own: Any) -> SequenceMatchConfig:
+    """The settings of one model: AdamW with a cosine schedule, bf16 autocast on a GPU, and those of its `own`."""
+    on_gpu = torch.cuda.is_available()
+    return SequenceMatchConfig(
+        str(folder),
+        seed=seed,
+        max_steps=budget.steps,
+        per_device_train_batch_size=budget.batch_size,
+        learning_rate=budget.learning_rate,
+        lr_scheduler_type="cosine",
+        adam_beta2=0.98,
+        logging_steps=max(budget.steps // 20, 1),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        **own,
+    )
