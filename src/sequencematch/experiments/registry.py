@@ -20,6 +20,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "mistakes": "Wrong digits are given: who deletes them and answers right? (§6.1)",
         "thinking": "Accuracy against test-time computation: deleting more or less, search, best of n. Not in the paper.",
         "overhead": "Time of a step and of sampling beside MLE (App. F). --preset cpu, gpu, gpu_7b or paper.",
+        "text": "Text that models continue: MAUVE, entropy, diversity and perplexity of five methods (§6.2).",
     }
 )
 #: Where an experiment is in `sequencematch.experiments`, if not in the module of its name: a module, or a value in one.
@@ -33,6 +34,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "translation": "fine_tuning.translation:STUDY",
         "mistakes": "fine_tuning.mistakes",
         "thinking": "fine_tuning.thinking",
+        "text": "text.study",
     }
 )
 
@@ -46,7 +48,7 @@ class Experiment(Protocol):
     FIGURE: str
 
     def run(self, folder: Path, command: str, **options: Any) -> None:
-        """Compute, and write RESULTS into a folder; `command` is recorded in it. Some take options."""
+        """Compute, and write RESULTS into a folder; `command` is recorded in it. Some take `preset`, `jobs`, `data`, `model`."""
 
     def draw(self, folder: Path) -> None:
         """Write FIGURE from RESULTS, computing nothing."""

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
+from sequencematch.experiments.fine_tuning.cells import METHODS
 from sequencematch.experiments.fine_tuning.report import COLOURS
 from sequencematch.experiments.reporting import figure, percent
-from sequencematch.experiments.fine_tuning.cells import METHODS
 
 #: Kinds of decoding in the order of tables: name → its name for people, colour and line in the figure.
 KINDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(

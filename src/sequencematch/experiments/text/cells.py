@@ -1,0 +1,167 @@
+"""The models of the study, the ways to decode them, and its presets   (§6.2, App. E)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from sequencematch.policy.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A preset: the base model, how long each method fine-tunes it, and how much each model writes. The same for all methods.
+
+    Lengths are in tokens. `rollout_length` limits the rollouts of SequenceMatch. Each of `draws` has `samples` prompts and a
+    seed of its own. `noise_rate` is about one wrong token per training row, as in the paper. `encoder` is MAUVE's.
+    """
+
+    model: str
+    steps: int
+    warmup_steps: int
+    batch_size: int
+    learning_rate: float
+    context: int
+    prompt_length: int
+    max_new_tokens: int
+    rollout_length: int
+    samples: int
+    seeds: int
+    noise_rate: float
+    encoder: str = "minilm"
+    draws: int = 2
+    alpha: float = 0.01
+    gamma: float = 0.998
+    adapter: bool = False
+
+
+#: Presets by name. The paper's numbers that it does not give are those of `training.presets`.
+BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "cpu": Budget(
+            "sequencematch/arithmetic-base",
+            steps=150,
+            warmup_steps=15,
+            batch_size=16,
+            learning_rate=1e-3,
+            context=128,
+            prompt_length=32,
+            max_new_tokens=64,
+            rollout_length=64,
+            samples=100,
+            seeds=1,
+            noise_rate=0.01,
+        ),
+        "gpu": Budget(
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            steps=1000,
+            warmup_steps=100,
+            batch_size=16,
+            learning_rate=1e-4,
+            context=512,
+            prompt_length=128,
+            max_new_tokens=128,
+            rollout_length=256,
+            samples=1000,
+            seeds=2,
+            noise_rate=0.002,
+        ),
+        "paper": Budget(
+            "meta-llama/Llama-2-7b-hf",
+            steps=5000,
+            warmup_steps=2000,
+            batch_size=32,
+            learning_rate=2e-4,
+            context=1024,
+            prompt_length=256,
+            max_new_tokens=256,
+            rollout_length=512,
+            samples=1000,
+            seeds=1,
+            noise_rate=0.001,
+            encoder="gpt2-large",
+            adapter=True,
+        ),
+    }
+)
+#: The objectives that are trained.
+METHODS = ("mle", "unlikelihood", "bc", "sequencematch")
+#: Ways to decode. `MISTAKEN` starts from prompts whose last token was replaced by a random one   (App. I).
+SAMPLED, CONTRASTIVE, FORBIDDEN, MISTAKEN = (
+    "temperature 1",
+    "contrastive search",
+    "<bkspc> forbidden",
+    "random last token",
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of the table: a trained model and a way to decode it. `name` is Markdown; `label` goes into a figure."""
+
+    method: str
+    decoding: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """The name without marks."""
+        return self.name.replace("`", "")
+
+
+#: The paper's five, then two that say what deleting is worth.
+WAYS = (
+    Way("mle", SAMPLED, "MLE"),
+    Way("mle", CONTRASTIVE, "MLE + contrastive search"),
+    Way("unlikelihood", SAMPLED, "MLE + unlikelihood"),
+    Way("bc", SAMPLED, "MLE + `<bkspc>`"),
+    Way("sequencematch", SAMPLED, "SequenceMatch"),
+    Way("bc", FORBIDDEN, "MLE + `<bkspc>`, forbidden"),
+    Way("sequencematch", FORBIDDEN, "SequenceMatch, `<bkspc>` forbidden"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fine-tuned model."""
+
+    method: str
+    seed: int = 0
+    start: ClassVar[None] = None  # every model starts from the base model
+
+    @property
+    def name(self) -> str:
+        """The beginning of the names of its files."""
+        return f"{self.method}_{self.seed}"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the model has `<bkspc>`."""
+        return self.method in ("bc", "sequencematch")
+
+    def settings(self, budget: Budget) -> dict[str, Any]:
+        """The settings of the trainer that are its own. SequenceMatch clones and anneals in the paper's proportions."""
+        own: dict[str, Any] = {"objective": self.method}
+        if self.deletes:
+            own |= {"noise_rate": budget.noise_rate, "noise_source": "uniform"}
+        if self.method == "sequencematch":
+            own |= {"alpha": budget.alpha, "gamma": budget.gamma}
+            own |= {"bc_steps": budget.steps // 5, "bc_anneal_steps": 2 * budget.steps // 5}
+        return own
+
+    def decodings(self, budget: Budget) -> list[tuple[str, int]]:
+        """The ways to decode it, each with the number of a draw."""
+        own = [way.decoding for way in WAYS if way.method == self.method]
+        return [*((decoding, draw) for decoding in own for draw in range(budget.draws)), (MISTAKEN, 0)]
+
+
+def cells(budget: Budget) -> list[Cell]:
+    """Every model, seed by seed."""
+    return [Cell(method, seed) for seed in range(budget.seeds) for method in METHODS]
+
+
+def sampling(decoding: str, draw: int, budget: Budget) -> Sampling:
+    """How a draw samples: at temperature 1, without top-p; all methods with the same random numbers."""
+    bias = -math.inf if decoding == FORBIDDEN else 0.0
+    return Sampling(max_new_tokens=budget.max_new_tokens, temperature=1.0, seed=draw, backspace_bias=bias)

@@ -1,0 +1,94 @@
+"""The experiment `text`: how near to human text do MLE, unlikelihood, BC and SequenceMatch write?   (§6.2, Table 2; App. I)"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from sequencematch.data.files import write_files
+from sequencematch.data.json_text import json_text
+from sequencematch.data.spelling import check_choice
+from sequencematch.experiments import networks
+from sequencematch.experiments.text import report
+from sequencematch.experiments.text.cells import BUDGETS, Budget, Cell, cells
+from sequencematch.experiments.text.continuations import path_of
+from sequencematch.experiments.text.likeness import find_encoder, score
+from sequencematch.experiments.text.passages import prepare
+from sequencematch.experiments.text.training import run_cell
+from sequencematch.metrics import Encoder
+
+RESULTS, FIGURE, TABLE, ROWS = "results.json", "text.png", "table.md", "rows.md"
+
+
+def run(
+    folder: Path,
+    command: str,
+    *,
+    preset: str = "cpu",
+    jobs: int = 1,
+    data: Path | None = None,
+    model: str | None = None,
+) -> None:
+    """Fine-tune the models of a preset, `jobs` at a time, let them write, score what they wrote, and collect it.
+
+    Where MAUVE can't be had, it is left open; the same command in a copy of the folder, on a machine that has it, adds it.
+    """
+    check_choice("--preset", preset, BUDGETS)
+    if data is None and preset != "cpu":
+        raise ValueError(
+            f"`--data` must be given with --preset {preset}: a file of documents, such as rows with `text` in a .jsonl file. "
+            f"Got none. Only the preset cpu has text of its own, Python's manual."
+        )
+    budget = BUDGETS[preset] if model is None else replace(BUDGETS[preset], model=model)
+    encoder = find_encoder(budget.encoder)
+    if isinstance(encoder, str):
+        tqdm.write(f"MAUVE is left open. {encoder} Then run the same command again: models are kept.", file=sys.stderr)
+    source = prepare(folder, data, budget)
+    models = cells(budget)
+    networks.side_by_side(partial(run_cell, budget=budget, folder=folder), models, jobs)
+    score(models, budget, folder, encoder)
+    found = {
+        "command": command,
+        "data": source,
+        "mauve": encoder.name if isinstance(encoder, Encoder) else None,
+        "cells": [_collected(cell, budget, folder) for cell in models],
+    }
+    write_files(folder, {RESULTS: json_text(found), ROWS: _rows(models, budget, folder)})
+
+
+def _collected(cell: Cell, budget: Budget, folder: Path) -> dict[str, Any]:
+    """A model's result, its learning curve left out, with all its draws, their texts left out."""
+    trained = json.loads((folder / "cells" / f"{cell.name}.json").read_text())
+    losses = [entry["loss"] for entry in trained.pop("log") if "loss" in entry]
+    draws = []
+    for which in cell.decodings(budget):
+        draw = json.loads(path_of(cell, *which, folder).read_text())
+        likeness = path_of(cell, *which, folder, "mauve")
+        found = json.loads(likeness.read_text())["measure"] if likeness.exists() else None
+        draw["measures"] += [found] if found else []
+        draws.append({name: value for name, value in draw.items() if name not in ("cell", "budget", "rows")})
+    return {**trained, "final_loss": losses[-1] if losses else None, "draws": draws}
+
+
+def _rows(models: Sequence[Cell], budget: Budget, folder: Path) -> str:
+    """The first rows of the models of seed 0."""
+    first = [cell for cell in models if cell.seed == 0]
+    found = {
+        (cell.method, decoding): json.loads(path_of(cell, decoding, 0, folder).read_text())["rows"]
+        for cell in first
+        for decoding, draw in cell.decodings(budget)
+        if draw == 0
+    }
+    return report.rows(found)
+
+
+def draw(folder: Path) -> None:
+    """The figure and the table, from the results alone."""
+    found = json.loads((folder / RESULTS).read_text())
+    write_files(folder, {TABLE: report.table(found["cells"])})
+    report.draw(found["cells"], folder / FIGURE)
