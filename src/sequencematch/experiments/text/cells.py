@@ -14,7 +14,8 @@ class Budget:
     """A preset: the base model, how long each method fine-tunes it, and how much each model writes. The same for all methods.
 
     Lengths are in tokens. `rollout_length` limits the rollouts of SequenceMatch. Each of `draws` has `samples` prompts and a
-    seed of its own. `noise_rate` is about one wrong token per training row, as in the paper. `encoder` is MAUVE's.
+    seed of its own; `rows_at_once` of them are generated side by side. `noise_rate` is about one wrong token per training row,
+    as in the paper. `encoder` is MAUVE's.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Budget:
     noise_rate: float
     encoder: str = "minilm"
     draws: int = 2
+    rows_at_once: int = 256
     alpha: float = 0.01
     gamma: float = 0.998
     adapter: bool = False
@@ -81,6 +83,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             seeds=1,
             noise_rate=0.001,
             encoder="gpt2-large",
+            rows_at_once=32,
             adapter=True,
         ),
     }

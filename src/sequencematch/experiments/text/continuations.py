@@ -26,8 +26,8 @@ from sequencematch.policy import Policy
 from sequencematch.policy.contrastive import contrastive_searches
 from sequencematch.policy.display import decoder
 
-#: Rows side by side.
-BATCH = 256
+#: Candidates that contrastive search tries at a time.
+CANDIDATES = 4
 
 
 def path_of(cell: Cell, decoding: str, draw: int, folder: Path, kind: str = "generations") -> Path:
@@ -54,7 +54,9 @@ def _plain(
     policy: Policy, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
 ) -> dict[str, Any]:
     written = _written(policy, [case.prompt for case in cases], decoding, draw, budget)
-    evidence = Evidence(policy, text_task(folder, budget), cases, batch_size=32, trajectories=written)
+    evidence = Evidence(
+        policy, text_task(folder, budget), cases, batch_size=min(budget.rows_at_once, 32), trajectories=written
+    )
     names = ["ngram_entropy", "diversity"]
     names += ["perplexity", "backspace_rate"] if decoding == SAMPLED else []
     measures = [measure for name in names for measure in METRICS[name].measure(evidence)]
@@ -86,9 +88,11 @@ def _written(
     policy: Policy, prompts: Sequence[tuple[int, ...]], decoding: str, draw: int, budget: Budget
 ) -> list[Trajectory]:
     if decoding != CONTRASTIVE:
-        return generations(policy, prompts, sampling(decoding, draw, budget), BATCH)
-    lots = [prompts[first : first + BATCH // 4] for first in range(0, len(prompts), BATCH // 4)]  # four candidates each
-    return [t for lot in lots for t in contrastive_searches(policy, lot, max_new_tokens=budget.max_new_tokens)]
+        return generations(policy, prompts, sampling(decoding, draw, budget), budget.rows_at_once)
+    many = budget.rows_at_once // CANDIDATES
+    lots = [prompts[first : first + many] for first in range(0, len(prompts), many)]
+    options = {"max_new_tokens": budget.max_new_tokens, "top_k": CANDIDATES}
+    return [trajectory for lot in lots for trajectory in contrastive_searches(policy, lot, **options)]
 
 
 def _length(lengths: Sequence[int]) -> Measure:
