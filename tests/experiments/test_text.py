@@ -151,9 +151,11 @@ def test_every_way_of_the_table_is_decoded_in_every_draw_without_top_p() -> None
         made = {(c.method, *which) for c in cells(budget) for which in c.decodings(budget)}
         assert {(way.method, way.decoding, draw) for way in WAYS for draw in range(2)} <= made
         assert {(method, MISTAKEN, 0) for method in METHODS} <= made
-    drawn = sampling(SAMPLED, 1, TINY)
+    drawn = sampling(Cell("bc"), SAMPLED, 1, TINY)
     assert (drawn.temperature, drawn.top_p, drawn.seed, drawn.backspace_bias) == (1.0, None, 1, 0.0)
-    assert sampling(FORBIDDEN, 1, TINY) == replace(drawn, backspace_bias=-float("inf"))
+    never = replace(drawn, backspace_bias=-float("inf"))
+    assert sampling(Cell("bc"), FORBIDDEN, 1, TINY) == never
+    assert all(sampling(Cell(method), SAMPLED, 1, TINY) == never for method in ("mle", "unlikelihood"))
 
 
 def measure(name: str, value: float, low: float, high: float) -> dict[str, Any]:
@@ -246,7 +248,8 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
     everything = written | {"perplexity", "perplexity, <bkspc> kept", "backspace rate"}
     assert names(mle, SAMPLED) == names(bc, SAMPLED) == [everything]
     assert names(bc, MISTAKEN) == [{"deletes first"}]
-    assert all(m["value"] == 0 for d in mle["draws"] for m in d["measures"] if m["name"] == "deletes first")
+    deleting = ("deletes first", "backspace rate")
+    assert all(m["value"] == 0 for d in mle["draws"] for m in d["measures"] if m["name"] in deleting)
     assert all("weights:" in draw["signature"] for cell in record["cells"] for draw in cell["draws"])
     rows = json.loads((out / "generations" / "bc_0_temperature_1_0.json").read_text())["rows"]
     assert [len(row["prompt"]) for row in rows] == [7] * 26  # eight tokens, <bos> being one

@@ -43,10 +43,10 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
         "cpu": Budget(
             "sequencematch/arithmetic-base",
-            steps=150,
-            warmup_steps=15,
-            batch_size=16,
-            learning_rate=1e-3,
+            steps=600,
+            warmup_steps=60,
+            batch_size=4,
+            learning_rate=3e-3,
             context=128,
             prompt_length=32,
             max_new_tokens=64,
@@ -164,7 +164,10 @@ def cells(budget: Budget) -> list[Cell]:
     return [Cell(method, seed) for seed in range(budget.seeds) for method in METHODS]
 
 
-def sampling(decoding: str, draw: int, budget: Budget) -> Sampling:
-    """How a draw samples: at temperature 1, without top-p; all methods with the same random numbers."""
-    bias = -math.inf if decoding == FORBIDDEN else 0.0
+def sampling(cell: Cell, decoding: str, draw: int, budget: Budget) -> Sampling:
+    """How a draw samples: at temperature 1, without top-p; all methods with the same random numbers.
+
+    A model that was trained without `<bkspc>` is a plain language model: the untrained row of `<bkspc>` takes no part.
+    """
+    bias = -math.inf if decoding == FORBIDDEN or not cell.deletes else 0.0
     return Sampling(max_new_tokens=budget.max_new_tokens, temperature=1.0, seed=draw, backspace_bias=bias)

@@ -46,14 +46,15 @@ def continue_prompts(cell: Cell, budget: Budget, folder: Path, policy: Path) -> 
     cases = read_cases(model, task, task.test(model.tokenizer))
     for decoding, draw in missing:
         of_draw = cases[draw :: budget.draws]
-        run = partial(_mistaken if decoding == MISTAKEN else _plain, model, of_draw, decoding, draw, budget, folder)
+        make = _mistaken if decoding == MISTAKEN else _plain
+        run = partial(make, model, cell, of_draw, decoding, draw, budget, folder)
         networks.once(path_of(cell, decoding, draw, folder), cell, budget, run)
 
 
 def _plain(
-    policy: Policy, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
+    policy: Policy, cell: Cell, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
 ) -> dict[str, Any]:
-    written = _written(policy, [case.prompt for case in cases], decoding, draw, budget)
+    written = _written(policy, cell, [case.prompt for case in cases], decoding, draw, budget)
     evidence = Evidence(
         policy, text_task(folder, budget), cases, batch_size=min(budget.rows_at_once, 32), trajectories=written
     )
@@ -71,12 +72,12 @@ def _plain(
 
 
 def _mistaken(
-    policy: Policy, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
+    policy: Policy, cell: Cell, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
 ) -> dict[str, Any]:
     """The last token of every prompt is replaced by another one, drawn from the whole vocabulary   (App. I)."""
     del folder
     shorter = [replace(case, prompt=case.prompt[:-1], reference=case.prompt[-1:]) for case in cases]
-    written = _written(policy, with_mistakes(policy, shorter, draw, 1), decoding, draw, budget)
+    written = _written(policy, cell, with_mistakes(policy, shorter, draw, 1), decoding, draw, budget)
     return {
         **_facts(policy, cases, decoding, draw, budget),
         "measures": [asdict(_deletes_first(written, "a random token in place of the prompt's last"))],
@@ -85,10 +86,10 @@ def _mistaken(
 
 
 def _written(
-    policy: Policy, prompts: Sequence[tuple[int, ...]], decoding: str, draw: int, budget: Budget
+    policy: Policy, cell: Cell, prompts: Sequence[tuple[int, ...]], decoding: str, draw: int, budget: Budget
 ) -> list[Trajectory]:
     if decoding != CONTRASTIVE:
-        return generations(policy, prompts, sampling(decoding, draw, budget), budget.rows_at_once)
+        return generations(policy, prompts, sampling(cell, decoding, draw, budget), budget.rows_at_once)
     many = budget.rows_at_once // CANDIDATES
     lots = [prompts[first : first + many] for first in range(0, len(prompts), many)]
     options = {"max_new_tokens": budget.max_new_tokens, "top_k": CANDIDATES}

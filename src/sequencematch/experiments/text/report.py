@@ -28,6 +28,8 @@ PAPER: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 HUMAN = "human text"
 #: Rows that are shown as text, and how much of a prompt.
 SHOWN, END_OF_PROMPT = 5, 200
+#: The narrowest range of an axis: smaller differences are not worth a look.
+MIN_WIDTH = 0.02
 COLOURS: Mapping[str, str] = {
     "mle": "#6b7783",
     "unlikelihood": "#b4656f",
@@ -128,35 +130,44 @@ def _deleting(cells: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel per measure of the paper: a point per draw, a bar at their mean, and a line for human text."""
+    """A panel per measure of the paper: a point per draw with its interval, a bar at their mean, a line for human text."""
 
     def paint(panels: Any) -> None:
         places = {way: len(WAYS) - place for place, way in enumerate(WAYS)}
         for axes, (name, (heading, _)) in zip(panels[0], PAPER.items(), strict=True):
-            values = [value for way in WAYS for value in _marked(axes, cells, way, name, places[way])]
-            references = [measure.value for measure in human(cells, name)]
+            references = human(cells, name)
+            shown = [m for way in WAYS for m in _marked(axes, cells, way, name, places[way])] + references
             if references:
-                axes.axvline(mean(references), color=COLOURS[HUMAN], ls="--", lw=1)
-            if not values:
+                axes.axvline(mean(m.value for m in references), color=COLOURS[HUMAN], ls="--", lw=1)
+            if shown:
+                low, high = min(m.low for m in shown), max(m.high for m in shown)
+                room = max(MIN_WIDTH - (high - low), 0.1 * (high - low)) / 2
+                axes.set_xlim(low - room, high + room)
+            else:
                 axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="#888888")
             axes.set(xlabel=heading, yticks=list(places.values()), ylim=(0.4, len(WAYS) + 0.6))
+            axes.locator_params(axis="x", nbins=5)
             axes.set_yticklabels([way.label for way in WAYS])
         first = panels[0][0]
-        first.plot([], [], "o", color="#888888", mfc="none", label="one draw of one model")
-        first.plot([], [], "|", color="#888888", ms=14, mew=2, label="mean")
+        first.errorbar(
+            [], [], xerr=[], fmt="o", color="#888888", mfc="white", ms=5, lw=1, label="one draw, 95 % interval"
+        )
+        first.plot([], [], "|", color="#888888", ms=16, mew=2, label="mean")
         first.plot([], [], "--", color=COLOURS[HUMAN], lw=1, label=HUMAN)
 
     figure(path, len(PAPER), 1, paint)
 
 
-def _marked(axes: Any, cells: Sequence[Mapping[str, Any]], way: Way, name: str, place: int) -> list[float]:
-    """Draw the points of one way and their mean; their values."""
-    values = [point.measure.value for point in points(cells, way.method, way.decoding, name)]
-    colour = COLOURS[way.method]
-    axes.plot(values, [place] * len(values), "o", color=colour, mfc="none", ms=5)
-    if values:
-        axes.plot([mean(values)], [place], "|", color=colour, ms=14, mew=2)
-    return values
+def _marked(axes: Any, cells: Sequence[Mapping[str, Any]], way: Way, name: str, place: int) -> list[Measure]:
+    """Mark the draws of one way, one above the other, and their mean; returns what was marked."""
+    found = [point.measure for point in points(cells, way.method, way.decoding, name)]
+    for number, measure in enumerate(found):
+        height = place + 0.5 * ((number + 0.5) / len(found) - 0.5)
+        bar = [[measure.value - measure.low], [measure.high - measure.value]]
+        axes.errorbar([measure.value], [height], xerr=bar, fmt="o", color=COLOURS[way.method], mfc="white", ms=5, lw=1)
+    if found:
+        axes.plot([mean(m.value for m in found)], [place], "|", color=COLOURS[way.method], ms=16, mew=2, zorder=1)
+    return found
 
 
 def rows(found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:
