@@ -117,7 +117,7 @@ def test_what_no_study_can_be_made_of_is_refused_before_any_training(data: Path,
     check_error(run("reproduce", "text", "--preset", "gpu", "--out", out), "`--data` must be given with --preset gpu")
     check_error(run("reproduce", "text", "--preset", "gqu", "--out", out), "`--preset` must be one of cpu, gpu, paper")
     check_error(run("reproduce", "exact_search", "--data", data), "`--data` would be ignored by exact_search. Leave it")
-    check_error(run("reproduce", "arithmetic", "--model", "gpt2"), "`--model` would be ignored by arithmetic. Leave it")
+    check_error(run("reproduce", "path_star", "--model", "gpt2"), "`--model` would be ignored by path_star. Leave it")
     assert not out.exists()
 
 
