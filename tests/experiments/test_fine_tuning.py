@@ -13,6 +13,7 @@ from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES
 from sequencematch.experiments.fine_tuning.report import Result, results, table
 from sequencematch.experiments.fine_tuning.training import config, decodings
 from sequencematch.experiments.reporting import percent
+from sequencematch.experiments.tuning import load_base
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 
@@ -82,6 +83,13 @@ def test_the_paper_preset_has_the_papers_data_and_adapters() -> None:
     questions = task("list_prime_factors", "paper", budget)
     assert (questions.train_size, questions.test_size, questions.entropy) == (None, 200, (3.0, 10.0))
     assert (budget.adapter, budget.alpha, budget.gamma, budget.batch_size) == (True, 0.01, 0.998, 32)
+
+
+def test_a_base_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^`--model`, or the preset's base model, must be a folder or .* Got '.*none'"
+    ):
+        load_base(str(tmp_path / "none"), adapter=False)
 
 
 def test_a_model_without_bkspc_is_decoded_as_a_plain_language_model() -> None:

@@ -28,14 +28,24 @@ class TuningBudget(Protocol):
 
 def load_base(model: str, *, adapter: bool) -> tuple[Policy, Any]:
     """A base model, and the config of QLoRA's adapters if they are trained in place of all weights   (§6, App. E)."""
-    if not adapter:
-        return Policy.from_pretrained(model, dtype=torch.float32), None
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
+    options: dict[str, Any] = {"dtype": torch.float32}
+    config = None
+    if adapter:
+        from peft import LoraConfig
+        from transformers import BitsAndBytesConfig
 
-    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    config = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
-    return Policy.from_pretrained(model, quantization_config=four_bits), config
+        four_bits = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+        options = {"quantization_config": four_bits}
+        config = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
+    try:
+        return Policy.from_pretrained(model, **options), config
+    except OSError as error:
+        raise ValueError(
+            f"`--model`, or the preset's base model, must be a folder or a name on the hub that can be reached. "
+            f"Got {model!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def tuning_config(folder: str | Path, budget: TuningBudget, *, seed: int, **own: Any) -> SequenceMatchConfig:
