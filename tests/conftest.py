@@ -87,7 +87,6 @@ SLOW = (
     "tests/training/test_losses.py",
     "tests/training/test_integral_metrics.py",
     "tests/training/test_finite.py",
-    "tests/training/test_kills.py",
     "tests/training/test_overfitting.py",
     "tests/training/test_recipe.py",
     "tests/training/test_replay.py",

@@ -25,15 +25,15 @@ from sequencematch.policy import storage
 from sequencematch.training import SequenceMatchTrainer, checkpoints
 from tests.training import tiny_run
 
-#: 19 rows in batches of 3, two to a step: 4 steps an epoch, the last of one batch with one row. So checkpoint 28 is at the
-#: end of an epoch, and 7, 14, 21, 35 and the last one are inside.
-STEPS = 38
+#: 19 rows in batches of 3, two to a step: 4 steps an epoch, the last of one batch with one row. So checkpoint 12 is at the
+#: end of an epoch, and 3, 6, 9, 15 and the last one are inside.
+STEPS = 17
 ROWS = [{"text": f"{a} {b}"} for a, b in zip(tiny_run.WORDS * 2, tiny_run.WORDS[5:] * 3, strict=False)][:19]
 SETTINGS: Mapping[str, Any] = {
     "objective": "sequencematch",
     "noise_rate": 0.2,
-    "bc_steps": 9,
-    "bc_anneal_steps": 12,
+    "bc_steps": 5,
+    "bc_anneal_steps": 5,
     "replay_size": 15,
     "replay_reuse": 2.5,
     "generation_batch_size": 8,
@@ -47,11 +47,11 @@ SETTINGS: Mapping[str, Any] = {
     "lr_scheduler_type": "inverse_sqrt",  # never zero: a step too many shows
     "warmup_steps": 5,
     "save_strategy": "steps",
-    "save_steps": 7,
+    "save_steps": 3,
     "save_total_limit": 2,
-    "logging_steps": 3,
+    "logging_steps": 5,  # a checkpoint lies between two lines of the log
     "eval_strategy": "steps",
-    "eval_steps": 10,
+    "eval_steps": 7,
 }
 
 

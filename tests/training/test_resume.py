@@ -20,7 +20,8 @@ from sequencematch.data.examples import Examples
 from sequencematch.training import checkpoints
 from sequencematch.training.replay import ReplayBuffer
 from sequencematch.training.signals import Signals
-from tests.training import resumable_run
+from tests.training import kills, resumable_run
+from tests.training.kills import MIXTURES, PARTS
 from tests.training.resumable_run import ROWS, STEPS, Kill, assert_same, run_folder
 
 SEED = 7
@@ -37,14 +38,14 @@ def random_kills(seed: int, count: int) -> list[Kill]:
 #: Name → kills, one after the other, the run resumed in between.
 CASES: dict[str, list[Kill]] = {
     **{f"random_{n}": [kill] for n, kill in enumerate(random_kills(SEED, 6))},
-    "again_and_again": [Kill(5), Kill(16, calls=9_000), Kill(21, "optimizer"), Kill(30)],
-    "writing_the_first_optimizer": [Kill(7, "optimizer")],
-    "naming_the_first": [Kill(7, "name")],
-    "writing_weights": [Kill(14, "weights")],
-    "writing_the_optimizer_inside_an_epoch": [Kill(35, "optimizer")],
-    "writing_the_manifest": [Kill(21, "manifest")],
-    "naming_at_the_end_of_an_epoch": [Kill(28, "name")],
-    "removing_an_old_one": [Kill(14, "removal")],
+    "again_and_again": [Kill(2), Kill(7, calls=9_000), Kill(9, "optimizer"), Kill(13)],
+    "writing_the_first_optimizer": [Kill(3, "optimizer")],
+    "naming_the_first": [Kill(3, "name")],
+    "writing_weights": [Kill(6, "weights")],
+    "writing_the_optimizer_inside_an_epoch": [Kill(15, "optimizer")],
+    "writing_the_manifest": [Kill(9, "manifest")],
+    "naming_at_the_end_of_an_epoch": [Kill(12, "name")],
+    "removing_an_old_one": [Kill(6, "removal")],
     "after_the_last_checkpoint": [Kill(STEPS, "end")],
 }
 
@@ -120,10 +121,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def interrupted(lives: Lives, tmp_path: Path) -> Path:
-    """A folder of a killed run, with the checkpoints 21 and 28."""
+    """A folder of a killed run, with the checkpoints 9 and 12."""
     folder = tmp_path / "interrupted"
     shutil.copytree(lives("writing_the_optimizer_inside_an_epoch").killed, folder)
-    assert names(folder)[0] == ["checkpoint-21", "checkpoint-28"]
+    assert names(folder)[0] == ["checkpoint-12", "checkpoint-9"]
     return folder
 
 
@@ -137,12 +138,12 @@ def resumed(folder: Path, resume: Any = True, **changes: Any) -> dict[str, Any]:
 def test_the_run_has_both_phases_and_dropout_and_fills_its_buffer(reference: dict[str, Any]) -> None:
     assert [record["step"] for record in reference["steps"]] == list(range(1, STEPS + 1))
     lines = {line["step"]: line for line in reference["log"] if "bc_weight" in line}
-    assert lines[9]["bc_weight"] == 1
-    assert 0.2 <= lines[36]["bc_weight"] < 0.21
+    assert lines[5]["bc_weight"] == 1
+    assert 0.2 <= lines[15]["bc_weight"] < 0.21
     made, drawn, rollouts = reference["buffer"]
     assert drawn > made > len(rollouts) == 15
     assert len({record["random"] for record in reference["steps"]}) == STEPS  # torch's own generator is used in each
-    assert 0 < lines[36]["data/backspace_rate"] < 0.5
+    assert 0 < lines[15]["data/backspace_rate"] < 0.5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -159,13 +160,13 @@ def test_a_run_that_is_killed_and_resumed_equals_one_that_is_not(
 @pytest.mark.parametrize(
     ("name", "found", "resumed_after"),
     [
-        ("writing_the_first_optimizer", ([], [".checkpoint-7.partial"]), 0),
-        ("naming_the_first", ([], [".checkpoint-7.partial"]), 0),
-        ("writing_weights", (["checkpoint-7"], [".checkpoint-14.partial"]), 7),
-        ("writing_the_manifest", (["checkpoint-14", "checkpoint-7"], [".checkpoint-21.partial"]), 14),
-        ("naming_at_the_end_of_an_epoch", (["checkpoint-14", "checkpoint-21"], [".checkpoint-28.partial"]), 21),
-        ("removing_an_old_one", (["checkpoint-14", "checkpoint-21", "checkpoint-28"], []), 28),
-        ("after_the_last_checkpoint", (["checkpoint-35", "checkpoint-38"], []), 38),
+        ("writing_the_first_optimizer", ([], [".checkpoint-3.partial"]), 0),
+        ("naming_the_first", ([], [".checkpoint-3.partial"]), 0),
+        ("writing_weights", (["checkpoint-3"], [".checkpoint-6.partial"]), 3),
+        ("writing_the_manifest", (["checkpoint-3", "checkpoint-6"], [".checkpoint-9.partial"]), 6),
+        ("naming_at_the_end_of_an_epoch", (["checkpoint-6", "checkpoint-9"], [".checkpoint-12.partial"]), 9),
+        ("removing_an_old_one", (["checkpoint-12", "checkpoint-6", "checkpoint-9"], []), 12),
+        ("after_the_last_checkpoint", (["checkpoint-15", "checkpoint-17"], []), 17),
     ],
 )
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_ones_before_it(
@@ -174,7 +175,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_ones_before_it(
     life = lives(name)
     assert life.found == found
     assert life.resumed_after == resumed_after
-    assert names(life.folder) == (["checkpoint-35", "checkpoint-38"], [])
+    assert names(life.folder) == (["checkpoint-15", "checkpoint-17"], [])
 
 
 def test_a_run_that_was_finished_is_not_trained_further_when_resumed(
@@ -182,7 +183,7 @@ def test_a_run_that_was_finished_is_not_trained_further_when_resumed(
 ) -> None:
     folder = shutil.copytree(lives("after_the_last_checkpoint").killed, tmp_path / "finished")
     assert_same(resumed(folder), reference, after=STEPS)
-    assert names(folder)[0] == ["checkpoint-35", "checkpoint-38"]
+    assert names(folder)[0] == ["checkpoint-15", "checkpoint-17"]
 
 
 def truncate(path: Path) -> None:
@@ -211,39 +212,39 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_the_damaged_one_named(
     damage: str, interrupted: Path, reference: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     file, spoil, problem = DAMAGES[damage]
-    spoil(run_folder(interrupted) / "checkpoint-28" / file)
+    spoil(run_folder(interrupted) / "checkpoint-12" / file)
     with caplog.at_level(logging.WARNING, logger=checkpoints.logger.name):
-        outcome = resumed(interrupted, max_steps=23)
+        outcome = resumed(interrupted, max_steps=11)
     (message,) = [each.getMessage() for each in caplog.records if each.name == checkpoints.logger.name]
-    assert re.search(rf"checkpoint-28 is {problem}\. Resuming from checkpoint-21 instead\.$", message)
-    assert outcome["steps"] == reference["steps"][21:23]
+    assert re.search(rf"checkpoint-12 is {problem}\. Resuming from checkpoint-9 instead\.$", message)
+    assert outcome["steps"] == reference["steps"][9:11]
 
 
 def test_a_damaged_checkpoint_is_replaced_once_its_step_is_reached_and_the_run_is_the_same(
     interrupted: Path, reference: dict[str, Any]
 ) -> None:
-    truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
+    truncate(run_folder(interrupted) / "checkpoint-12" / "optimizer.pt")
     replaced: list[int] = []
 
     class Check(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            if state.global_step == 29:
-                checkpoints.check(run_folder(interrupted) / "checkpoint-28")
-                replaced.append(28)
+            if state.global_step == 13:
+                checkpoints.check(run_folder(interrupted) / "checkpoint-12")
+                replaced.append(12)
 
     trainer, records = resumable_run.trainer(interrupted, interrupted / "resumed.jsonl")
     trainer.add_callback(Check())
     trainer.train(resume_from_checkpoint=True)
     assert replaced
-    assert_same(resumable_run.outcome(trainer, records), reference, after=21)
-    checkpoints.check(run_folder(interrupted) / "checkpoint-35")
+    assert_same(resumable_run.outcome(trainer, records), reference, after=9)
+    checkpoints.check(run_folder(interrupted) / "checkpoint-15")
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(interrupted: Path) -> None:
-    folder = run_folder(interrupted) / "checkpoint-28"
+    folder = run_folder(interrupted) / "checkpoint-12"
     truncate(folder / "optimizer.pt")
     with pytest.raises(
-        ValueError, match=r"checkpoint-28 is damaged: optimizer\.pt should have \d+ bytes and has \d+\."
+        ValueError, match=r"checkpoint-12 is damaged: optimizer\.pt should have \d+ bytes and has \d+\."
     ):
         resumed(interrupted, str(folder))
     with pytest.raises(ValueError, match=r"checkpoint-99 is not a complete checkpoint: checkpoint\.json is missing\."):
@@ -251,17 +252,17 @@ def test_a_damaged_checkpoint_that_is_asked_for_by_name_is_refused(interrupted: 
 
 
 def test_a_checkpoint_that_is_whole_can_be_asked_for_by_name(interrupted: Path, reference: dict[str, Any]) -> None:
-    assert_same(resumed(interrupted, str(run_folder(interrupted) / "checkpoint-21")), reference, after=21)
+    assert_same(resumed(interrupted, str(run_folder(interrupted) / "checkpoint-9")), reference, after=9)
 
 
 def test_a_run_without_a_complete_checkpoint_says_what_is_wrong_with_each(interrupted: Path) -> None:
-    truncate(run_folder(interrupted) / "checkpoint-28" / "optimizer.pt")
-    (run_folder(interrupted) / "checkpoint-21" / "signals.json").unlink()
+    truncate(run_folder(interrupted) / "checkpoint-12" / "optimizer.pt")
+    (run_folder(interrupted) / "checkpoint-9" / "signals.json").unlink()
     with pytest.raises(
-        ValueError, match=r"needs a complete checkpoint in .*-28 is damaged: .*-21 is damaged: signals\.json is mis"
+        ValueError, match=r"needs a complete checkpoint in .*-12 is damaged: .*-9 is damaged: signals\.json is mis"
     ):
         resumed(interrupted)
-    with pytest.raises(ValueError, match=r"`output_dir` must not hold another run\. Got .*, which has checkpoint-28\."):
+    with pytest.raises(ValueError, match=r"`output_dir` must not hold another run\. Got .*, which has checkpoint-12\."):
         resumed(interrupted, None)
 
 
@@ -271,7 +272,7 @@ def test_resuming_where_nothing_was_saved_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_alone_are_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
-    trainer, _ = resumable_run.trainer(tmp_path, tmp_path / "steps.jsonl", save_only_model=True, max_steps=10)
+    trainer, _ = resumable_run.trainer(tmp_path, tmp_path / "steps.jsonl", save_only_model=True, max_steps=6)
     trainer.train()
     with pytest.raises(ValueError, match=r"needs the optimizer's state, too\. Got .*, .* `save_only_model`\."):
         resumed(tmp_path)
@@ -300,7 +301,7 @@ def test_a_run_that_forgets_a_part_does_not_equal_one_that_was_not_interrupted(
     owner, method, difference = FORGOTTEN[part]
     monkeypatch.setattr(owner, method, lambda *_: None)
     with pytest.raises(AssertionError, match=difference):
-        assert_same(resumed(interrupted), reference, after=28)
+        assert_same(resumed(interrupted), reference, after=12)
 
 
 class Stream:
@@ -328,12 +329,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_kinds_of_runs_resume_exactly_as_well(variant: str, tmp_path: Path) -> None:
     whole, later = tmp_path / "whole", tmp_path / "later"
-    settings: dict[str, Any] = {"max_steps": 12, "save_steps": 5, "bc_steps": 2, "save_total_limit": None}
+    settings: dict[str, Any] = {"max_steps": 8, "save_steps": 3, "bc_steps": 2, "save_total_limit": None}
     whole.mkdir()
     trainer, records = resumable_run.trainer(whole, whole / "steps.jsonl", **settings, **VARIANTS[variant])
     trainer.train()
     expected = resumable_run.outcome(trainer, records)
-    for step in (5, 10):
+    for step in (3, 6):
         folder = copy_until(step, whole, later / str(step))
         assert_same(resumed(folder, **settings, **VARIANTS[variant]), expected, after=step)
 
@@ -451,5 +452,20 @@ def test_a_second_run_in_the_same_folder_is_refused_and_touches_nothing(interrup
     finally:
         holder.kill()
         holder.join()
-    resumed(interrupted, max_steps=30)  # the control: the lock ended with its process
+    resumed(interrupted, max_steps=14)  # the control: the lock ended with its process
     assert not lock.exists()
+
+
+# A sample of `python -m tests.training.kills 200`, here because it starts its processes from the same server.
+
+
+def test_all_parts_are_mixed() -> None:
+    assert len(set(MIXTURES)) == 2 ** len(PARTS)
+
+
+def test_runs_that_are_killed_at_random_file_system_calls_end_bit_for_bit_like_one_that_is_not(tmp_path: Path) -> None:
+    seed, lines = 3, list[str]()
+    print(f"seed {seed}")
+    assert kills.kill_runs(tmp_path, 4, seed, [tuple(PARTS)], lines.append) >= 4
+    print(*lines, sep="\n")
+    assert all("killed at" in line for line in lines)
