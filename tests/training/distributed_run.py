@@ -66,8 +66,16 @@ CASES: Mapping[str, Case] = MappingProxyType(
 
 #: The cases that are run in every layout; for the others one is enough.
 MAIN = ("sequencematch", "sequencematch, packed", "bc", "bc, packed", "mle", "mle, packed")
-#: What two processes run: a case, and a layout, which is (batch of a process, batches accumulated).
-RUNS = (("sequencematch", (4, 1)), ("bc", (4, 1)), *((case, (2, 2)) for case in CASES))
+#: What two processes run: a case, and a layout, which is (batch of a process, batches accumulated). Packed rows are rows to every
+#: objective; only what touches weights and gradients differs where they are sharded.
+REPLICATED = tuple(case for case in CASES if case not in ("bc, packed", "mle, packed"))
+SHARDED = tuple(
+    case for case in REPLICATED if case not in ("mle", "sequencematch, float64", "one rollout at a time", "corrections")
+)
+RUNS = {
+    how: (("sequencematch", (4, 1)), ("bc", (4, 1)), *((case, (2, 2)) for case in cases))
+    for how, cases in zip(HOW, (REPLICATED, SHARDED), strict=True)
+}
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ def run_all(how: str, folder: Path) -> dict[str, Any]:
     """All cases one after another, and what a sharded policy refuses."""
     sharded = how == "fsdp"
     results: dict[str, Result] = {}
-    for case, layout in RUNS:
+    for case, layout in RUNS[how]:
         name = run_name(case, layout)
         results[name] = run(folder / name, case, layout, sharded=sharded)
     results["epoch ends inside a step"] = run(
