@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.policy import Policy, storage
 from sequencematch.training import SequenceMatchTrainer, StoppedEarlyError
+from tests.remembered_probe import remember_probes
 from tests.training import tiny_run
 
 #: Of many lengths, some with equal prompts. Sixteen, so that epochs end with a step: where one ends before every process has
@@ -238,6 +239,7 @@ def run_all(how: str, folder: Path) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Every case, spread in every way, in each process that was launched; the first writes the results down."""
     gc.freeze()  # every run collects garbage: not among what was imported
+    remember_probes()
     found = {how: run_all(how, folder / how) for how in HOW}
     if torch.distributed.get_rank() == 0:
         torch.save(found, folder / "found.pt")
