@@ -202,6 +202,13 @@ def test_an_answer_is_right_where_greedy_decoding_writes_it(model: Any, batch: t
 # A run.
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One narrow layer: bfloat16 is slow on a CPU."""
+    monkeypatch.setattr(base_model, "SIZES", {**base_model.SIZES, "hidden_size": 32, "num_hidden_layers": 1})
+
+
+@pytest.mark.usefixtures("small")
 def test_a_short_run_learns_and_writes_what_can_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes: dict[str, Any] = {"steps": 8, "batch_size": 8, "drawn": 300, "tested": 7}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -233,6 +240,7 @@ def test_a_short_run_learns_and_writes_what_can_be_loaded(tmp_path: Path, capsys
     assert [tokenizer(text)["input_ids"] for tokenizer in tokenizers] == [expected] * 2
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("steps", [3, 50, 61])
 def test_a_run_may_be_as_short_as_three_steps(steps: int, tmp_path: Path) -> None:
     """In 50 steps a warm-up of 2 % is a single one. The last step is always measured, and some thirty before it."""
