@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,26 @@ def run(policy: Policy, folder: Path | None, **changes: Any) -> Record:
     return dataclasses.replace(record, seconds=0.0)
 
 
+@pytest.fixture(scope="module")
+def expected(policy: Policy) -> Record:
+    """The record of an evaluation that keeps nothing."""
+    return run(policy, None)
+
+
+@pytest.fixture(scope="module")
+def evaluated(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a whole evaluation leaves."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    run(policy, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(evaluated: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(evaluated, tmp_path / "copy")
+
+
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     """Press Ctrl-C when so many rows have ended; the list fills with the numbers of all rows that were begun."""
     begun: list[int] = []
@@ -57,9 +78,8 @@ def lines(path: Path) -> list[Any]:
 # 15 rows, and the same with a mistake: after 20, the first are whole and 5 of the second are there.
 @pytest.mark.parametrize("after", [0, 1, 6, 15, 20, 29])
 def test_resumed_after_an_interruption_a_record_is_what_it_would_have_been(
-    policy: Policy, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, expected: Record, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = run(policy, None)
     interrupt(monkeypatch, after)
     with pytest.raises(KeyboardInterrupt):
         run(policy, tmp_path)
@@ -72,7 +92,7 @@ def test_resumed_after_an_interruption_a_record_is_what_it_would_have_been(
 
 
 def test_if_missing_rows_were_numbered_anew_the_record_would_be_another(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, expected: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(monkeypatch, 6)
     with pytest.raises(KeyboardInterrupt):
@@ -83,16 +103,15 @@ def test_if_missing_rows_were_numbered_anew_the_record_would_be_another(
             yield dataclasses.replace(rollout, row=rows[rollout.row])
 
     monkeypatch.setattr(generations, "rollouts", renumbered)
-    assert run(policy, tmp_path) != run(policy, None)
+    assert run(policy, tmp_path) != expected
 
 
 def test_what_is_whole_is_not_made_again_and_can_be_measured_otherwise(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, expected: Record, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = run(policy, tmp_path)
     begun = interrupt(monkeypatch, 0)
-    assert run(policy, tmp_path) == expected
-    assert run(policy, tmp_path, metrics=["diversity"]) == run_unpatched(policy, monkeypatch, metrics=["diversity"])
+    assert run(policy, folder) == expected
+    assert run(policy, folder, metrics=["diversity"]) == run_unpatched(policy, monkeypatch, metrics=["diversity"])
     assert begun == []
 
 
@@ -102,19 +121,18 @@ def run_unpatched(policy: Policy, monkeypatch: pytest.MonkeyPatch, **changes: An
 
 
 @pytest.mark.parametrize("cut", [1, 10, 10_000])
-def test_a_last_line_that_was_cut_is_made_again(policy: Policy, cut: int, tmp_path: Path) -> None:
-    expected = run(policy, tmp_path)
-    path = tmp_path / "generations.jsonl"
+def test_a_last_line_that_was_cut_is_made_again(policy: Policy, expected: Record, cut: int, folder: Path) -> None:
+    path = folder / "generations.jsonl"
     whole = path.read_bytes()
     last = len(whole) - whole[:-1].rfind(b"\n") - 1
     path.write_bytes(whole[: -min(cut, last - 1)])
-    assert run(policy, tmp_path) == expected
+    assert run(policy, folder) == expected
     assert len(lines(path)) == 16
 
 
-def test_an_empty_file_is_begun_anew(policy: Policy, tmp_path: Path) -> None:
+def test_an_empty_file_is_begun_anew(policy: Policy, expected: Record, tmp_path: Path) -> None:
     (tmp_path / "generations.jsonl").write_bytes(b'{"weights": "cut sho')
-    assert run(policy, tmp_path) == run(policy, None)
+    assert run(policy, tmp_path) == expected
 
 
 def test_a_protected_prompt_is_protected_when_it_is_read_again(policy: Policy, tmp_path: Path) -> None:
@@ -162,20 +180,20 @@ def test_a_plain_model_has_the_same_digest_each_time_it_is_loaded(tmp_path: Path
     ],
 )
 def test_generations_of_other_settings_are_refused_and_left_alone(
-    policy: Policy, changes: dict[str, Any], differs: str, tmp_path: Path
+    policy: Policy, changes: dict[str, Any], differs: str, folder: Path
 ) -> None:
-    run(policy, tmp_path)
-    before = (tmp_path / "generations.jsonl").read_bytes()
-    message = f"`folder` must be new, or hold generations of the same settings to resume. Got {tmp_path / 'generations.jsonl'}"
+    before = (folder / "generations.jsonl").read_bytes()
+    message = (
+        f"`folder` must be new, or hold generations of the same settings to resume. Got {folder / 'generations.jsonl'}"
+    )
     with pytest.raises(ValueError, match=re.escape(f"{message}, which differs in {differs}. Choose another folder")):
-        run(policy, tmp_path, **changes)
-    assert (tmp_path / "generations.jsonl").read_bytes() == before
+        run(policy, folder, **changes)
+    assert (folder / "generations.jsonl").read_bytes() == before
 
 
-def test_generations_of_other_weights_are_refused(policy: Policy, tmp_path: Path) -> None:
-    run(policy, tmp_path)
+def test_generations_of_other_weights_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=re.escape("which differs in weights.")):
-        run(random_policy(seed=2), tmp_path)
+        run(random_policy(seed=2), folder)
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}\n{"b": 2}\n', "[1]\n", "text\n", "1\n2\n", "\xff\n"])
