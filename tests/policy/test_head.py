@@ -89,8 +89,11 @@ def test_logits_values_and_gradients_equal_the_dense_computation(
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
-def test_gradcheck_passes(trained: bool) -> None:
-    hidden, unembedding, visit, action = problem(torch.float64, trained, bias=True, softcap=2.0)
+def test_gradcheck_passes(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a problem of few numbers, each of which is moved, in four slabs, the last of them short."""
+    monkeypatch.setattr(head, "SLAB_ELEMENTS", 4 * 9)
+    sizes = (9, 6, 14)
+    hidden, unembedding, visit, action = problem(torch.float64, trained, bias=True, softcap=2.0, sizes=sizes)
     bias = unembedding.bias
     assert bias is not None
 
