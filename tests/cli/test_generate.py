@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sequencematch import Policy
+from sequencematch import Policy, cli
 from sequencematch.cli.generate import generate
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.policy import Sampling, display, generation
@@ -216,20 +217,23 @@ def test_json_has_no_colours_on_a_terminal_either(folder: Path) -> None:
     assert on_terminal.stdout == run("generate", folder, "--prompt", "cat", *SMALL, "--json").stdout
 
 
-def test_a_real_terminal_gets_colours_and_a_bar_on_stderr(folder: Path) -> None:
-    command = [*PROGRAM, "generate", str(folder), "--prompt", "cat", "--prompt", "a dog", *SMALL]
-    command += ["--backspace-bias", "100"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
-    environment |= {"TERM": "xterm-256color"}
+def test_a_real_terminal_gets_colours_and_a_bar_on_stderr(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["generate", str(folder), "--prompt", "cat", "--prompt", "a dog", *SMALL, "--backspace-bias", "100"]
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
     out, out_end = pty.openpty()
     err, err_end = pty.openpty()
     termios.tcsetwinsize(err_end, (24, 80))  # a bar needs room
-    with subprocess.Popen(command, stdout=out_end, stderr=err_end, env=environment) as process:
-        os.close(out_end)
-        os.close(err_end)
-        with ThreadPoolExecutor() as threads:
-            shown, bar = threads.map(read_all, (out, err))
-    assert process.returncode == 0
+    with ThreadPoolExecutor() as threads:
+        reading = threads.map(read_all, (out, err))
+        with open(out_end, "w") as stdout, open(err_end, "w") as stderr, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            patch.setattr(sys, "stderr", stderr)
+            with pytest.raises(SystemExit) as ended:
+                cli.app(command)
+        shown, bar = reading
+    assert ended.value.code == 0
     assert f"{ESCAPE}2mc{ESCAPE}0m{ESCAPE}9;31mat" in shown
     assert "2/2" in bar
     assert "2/2" not in shown
