@@ -30,8 +30,6 @@ PROMPTS = [
     "why not?",
     "(a) b; c",
     "what is 12",
-    "zebra",
-    "hello there",
     "go",
 ]
 #: float32 through two layers, summed in another order: logits here are of size 10 and agree to six digits.

@@ -106,15 +106,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 #: A search takes up to 32 actions a token, other settings 4.
-NEW_TOKENS = {setting: 4 if "search" in setting else 8 for setting in SETTINGS}
+NEW_TOKENS = {setting: 3 if "search" in setting else 6 for setting in SETTINGS}
 #: Some kinds of models are enough for what decides beside the model.
-SOME, BESIDE = ("llama", "mistral", "gemma3_text", "gpt2", "tied", "adapter", "several ends"), ("search", "held back")
-RUNS = [
-    (name, setting)
-    for name in POLICIES
-    for setting in SETTINGS
-    if name in SOME or not any(part in setting for part in BESIDE)
-]
+SOME = ("llama", "mistral", "gemma3_text", "gpt2", "tied", "adapter", "several ends")
+EVERYWHERE = ("greedy", "prompt deletable")
+RUNS = [(name, setting) for name in POLICIES for setting in SETTINGS if name in SOME or setting in EVERYWHERE]
 ALONE = """
 import json, sys
 sys.modules["sequencematch"] = None

@@ -261,9 +261,9 @@ def first_differences(result: Generation, oracle: list[list[Step]]) -> list[Diff
 
 
 def assert_same_but_for_ties(model: str, setting: str, tie: float) -> None:
-    """All prompts in batches, and a quarter of them one by one."""
+    """All prompts in batches, and an eighth of them one by one."""
     case, policy = case_of(model, setting), policy_of(model)
-    for batch_size, count in ((16, len(case.prompts)), (1, -(-len(case.prompts) // 4))):
+    for batch_size, count in ((16, len(case.prompts)), (1, -(-len(case.prompts) // 8))):
         result = policy.generate(case.prompts[:count], batch_size=batch_size, **case.options)
         differences = first_differences(result, naive(model, setting)[:count])
         wrong = [difference for difference in differences if not difference.margin < tie]
