@@ -17,7 +17,7 @@ from tests.policy.test_adapters import adapted
 from tests.policy.tiny_models import llama
 
 #: Calls of each thread.
-CALLS = 12
+CALLS = 8
 GENERATING = 4
 
 

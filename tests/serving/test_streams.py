@@ -19,7 +19,7 @@ PROMPTS = {"letters": "the cat ", "bytes": "é a "}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with running({"letters": policy(), "bytes": byte_policy()}, slots=32) as found:
+    with running({"letters": policy(), "bytes": byte_policy()}, slots=48) as found:
         yield found
 
 
@@ -58,7 +58,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[lis
 
 async def both(address: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     """Each request as a stream and whole, many at the same time."""
-    at_once = asyncio.Semaphore(48)  # httpx spends its time on requests that wait for a connection
+    at_once = asyncio.Semaphore(96)  # httpx spends its time on requests that wait for a connection
 
     async def limited(call: Any) -> Any:
         async with at_once:
