@@ -1,7 +1,7 @@
 """`python -m benchmarks`: its list, its results, its errors, and the results that an interruption keeps."""
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +15,6 @@ from benchmarks.session import Session
 from benchmarks.timing import Measurement
 from tests.benchmarks.known import session
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(*arguments: str | Path) -> int:
     return main([*map(str, arguments)])
@@ -29,11 +27,14 @@ def check_error(capsys: pytest.CaptureFixture[str], code: int, *texts: str) -> N
     assert all(text in error for text in texts), error
 
 
-def test_it_lists_its_suites_from_the_root_of_the_repository() -> None:
-    """In a process of its own: the suites import the tests' oracle of Algorithm A."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "--list"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(suites.SUITES)
+def test_it_lists_its_suites(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `python -m benchmarks` does."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--list"])
+    monkeypatch.delitem(sys.modules, "benchmarks.__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("benchmarks", run_name="__main__")
+    assert ended.value.code == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(suites.SUITES)
 
 
 def test_a_wrong_suite_is_answered_with_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
