@@ -140,7 +140,7 @@ from sequencematch.core import Trajectory, encode, sequencematch_loss
 from sequencematch.policy import Policy
 from tests.policy.tiny_models import tiny
 
-policy = Policy.from_pretrained(tiny("Llama"))
+policy = Policy.from_pretrained(tiny("Llama", num_hidden_layers=1))
 bk, eos = policy.space.bkspc, policy.space.eos
 data = Trajectory.demonstration(policy.space, (5, 6), (8, 9, 10))
 encoding = encode([data, Trajectory.rollout(policy.space, (5, 6), (8, bk, bk, 9, eos))], row_length=16)

@@ -263,6 +263,7 @@ def test_the_small_example_runs_and_half_its_steps_reach_the_rollouts(
 ) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     flags = ["--output-dir", str(tmp_path / "run"), "--use-cpu", "--max-steps", "60"]
+    flags += ["--per-device-train-batch-size", "4", "--generation-batch-size", "8"]
     trainer = run(read_recipe(EXAMPLES / "train_small.yaml", flags))
     assert trainer.state.global_step == 60
     assert any("objective" in entry for entry in trainer.state.log_history)
