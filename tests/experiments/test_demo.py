@@ -429,6 +429,7 @@ def test_ctrl_c_leaves_what_is_finished_and_says_where(
             raise KeyboardInterrupt
         return outcome(objective)
 
+    monkeypatch.setattr(demo, "search", lambda _: None)
     monkeypatch.setattr(demo, "fine_tune", train)
     result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path / "out")])
     said = f"Finished results are in {tmp_path / 'out'}." if left else "Nothing was finished."

@@ -235,8 +235,9 @@ def test_a_cell_writes_its_result_and_is_not_run_again(
 
     monkeypatch.setattr(networks, "new_model", refuse)
     assert run_cell(cell, TINY, tmp_path)["cell"] == found["cell"]
-    (tmp_path / "cells" / cell.file).unlink()  # measured again, with the network that was saved
-    assert run_cell(cell, TINY, tmp_path)["ways"] == found["ways"]
+    if method == "bc, corrected":
+        (tmp_path / "cells" / cell.file).unlink()  # measured again, with the network that was saved
+        assert run_cell(cell, TINY, tmp_path)["ways"] == found["ways"]
 
 
 def test_the_experiment_collects_its_cells_and_draws_them_without_training(
