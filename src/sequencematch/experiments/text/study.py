@@ -63,8 +63,6 @@ def run(
 
 def _collected(cell: Cell, budget: Budget, folder: Path) -> dict[str, Any]:
     """A model's result, its learning curve left out, with all its draws, their texts left out."""
-    trained = json.loads((folder / "cells" / f"{cell.name}.json").read_text())
-    losses = [entry["loss"] for entry in trained.pop("log") if "loss" in entry]
     draws = []
     for which in cell.decodings(budget):
         draw = json.loads(path_of(cell, *which, folder).read_text())
@@ -72,7 +70,7 @@ def _collected(cell: Cell, budget: Budget, folder: Path) -> dict[str, Any]:
         found = json.loads(likeness.read_text())["measure"] if likeness.exists() else None
         draw["measures"] += [found] if found else []
         draws.append({name: value for name, value in draw.items() if name not in ("cell", "budget", "rows")})
-    return {**trained, "final_loss": losses[-1] if losses else None, "draws": draws}
+    return {**networks.without_curves(folder / "cells" / f"{cell.name}.json"), "draws": draws}
 
 
 def _rows(models: Sequence[Cell], budget: Budget, folder: Path) -> str:
