@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Programs that tests start would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
 .PHONY: setup test test-fast test-browser lint format demo kills bench clean
