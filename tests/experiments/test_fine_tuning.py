@@ -85,6 +85,17 @@ def test_the_paper_preset_has_the_papers_data_and_adapters() -> None:
     assert (budget.adapter, budget.alpha, budget.gamma, budget.batch_size) == (True, 0.01, 0.998, 32)
 
 
+@pytest.mark.parametrize("module", ["add_or_sub_in_base", "mul", "list_prime_factors"])
+def test_the_preset_cpu_has_questions_enough_that_fit_its_base_model(module: str) -> None:
+    """Of 128 tokens one is <bos>; nearly every character is a token of its own."""
+    pytest.importorskip("mathematics_dataset")
+    questions = task(module, "cpu", BUDGETS["cpu"])
+    rows = [*questions.train(), *questions.test()]
+    assert len(rows) == 5000 + BUDGETS["cpu"].test_rows
+    assert max(len(row["completion"]) for row in rows) <= questions.max_new_tokens
+    assert max(len(row["prompt"]) for row in rows) + 2 * questions.max_new_tokens < 127
+
+
 def test_a_base_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^`--model`, or the preset's base model, must be a folder or .* Got '.*none'"

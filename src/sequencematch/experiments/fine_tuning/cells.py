@@ -99,7 +99,7 @@ _SMALL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "add_or_sub_in_base": {"entropy": (2.0, 4.0), "bases": (5, 9), "max_new_tokens": 12},
         "mul": {"entropy": (2.0, 3.0), "max_new_tokens": 12},
-        "list_prime_factors": {"entropy": (1.5, 2.5), "max_new_tokens": 16, "train_size": 5000},
+        "list_prime_factors": {"entropy": (3.0, 5.0), "max_new_tokens": 24, "train_size": 5000},
     }
 )
 
