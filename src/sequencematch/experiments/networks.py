@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sequencematch.data.files import write_files
 from sequencematch.data.json_text import json_text
+from sequencematch.experiments.provenance import commit
 from sequencematch.training import SequenceMatchConfig
 
 
@@ -147,7 +149,12 @@ def once(path: Path, cell: Any, budget: Any, run: Callable[[], Mapping[str, Any]
         **run(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "precision": "bf16" if torch.cuda.is_available() else "float32",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "commit": commit(),
         "seconds": time.perf_counter() - began,
     }
     write_files(path.parent, {path.name: json_text(found)})

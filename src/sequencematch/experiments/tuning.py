@@ -49,21 +49,20 @@ def load_base(model: str, *, adapter: bool) -> tuple[Policy, Any]:
 
 
 def tuning_config(folder: str | Path, budget: TuningBudget, *, seed: int, **own: Any) -> SequenceMatchConfig:
-    """The settings of one model: AdamW with a cosine schedule, bf16 autocast on a GPU, and those of its `own`."""
+    """The settings of one model: AdamW with a cosine schedule, bf16 autocast on a GPU, and its `own`, which go first."""
     on_gpu = torch.cuda.is_available()
-    return SequenceMatchConfig(
-        str(folder),
-        seed=seed,
-        max_steps=budget.steps,
-        per_device_train_batch_size=budget.batch_size,
-        learning_rate=budget.learning_rate,
-        lr_scheduler_type="cosine",
-        adam_beta2=0.98,
-        logging_steps=max(budget.steps // 20, 1),
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        bf16=on_gpu,
-        use_cpu=not on_gpu,
-        **own,
-    )
+    shared: dict[str, Any] = {
+        "seed": seed,
+        "max_steps": budget.steps,
+        "per_device_train_batch_size": budget.batch_size,
+        "learning_rate": budget.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "adam_beta2": 0.98,
+        "logging_steps": max(budget.steps // 20, 1),
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+    }
+    return SequenceMatchConfig(str(folder), **{**shared, **own})

@@ -1,7 +1,7 @@
 """The models of a study: a base model, fine-tuned by one method with one kind and rate of noise   (§6.1, App. G)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -13,8 +13,8 @@ from sequencematch.tasks import Arithmetic
 class Budget:
     """A preset: the base model, how long each method fine-tunes it, and on how many questions it is tested.
 
-    The same for all methods. `adapter` trains QLoRA's adapters instead of all weights, as in the paper. The test questions come
-    from a split of their own; settings are to be chosen on another one (`seed` of the task).
+    The same for all methods, but for `own`: method → settings of the trainer that `selection` chose for it, on questions that are
+    not in the test. `adapter` trains QLoRA's adapters instead of all weights, as in the paper.
     """
 
     model: str
@@ -26,6 +26,7 @@ class Budget:
     gamma: float
     batch_size: int = 32
     adapter: bool = False
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ NOISES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "own": MappingProxyType({"noise_source": "model"}),  # suggested in App. G.2
     }
 )
+#: The noise of the models that are saved.
+KEPT = ("digits", 0.1)
 #: Methods in the order of tables: name → its name for people.
 METHODS: Mapping[str, str] = MappingProxyType({"mle": "MLE", "bc": "BC", "sequencematch": "SequenceMatch"})
 
@@ -91,7 +94,12 @@ class Cell:
         if self.method == "sequencematch":
             own |= {"divergence": self.divergence, "alpha": budget.alpha, "gamma": budget.gamma}
             own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
-        return own
+        return own | budget.own.get(self.method, {})
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the model is saved: `mistakes` and `thinking` measure it again."""
+        return self.method == "mle" or (self.noise, self.rate, self.divergence) == (*KEPT, "chi2_mixture")
 
 
 #: Module → options of its task where the base model is the bundled one: small numbers, and answers of up to twelve characters.

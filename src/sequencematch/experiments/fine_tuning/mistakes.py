@@ -21,7 +21,7 @@ from sequencematch.evaluation import evaluate
 from sequencematch.evaluation.report import report as as_markdown
 from sequencematch.experiments import networks
 from sequencematch.experiments.fine_tuning import report
-from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Budget, Cell, chosen
+from sequencematch.experiments.fine_tuning.cells import BUDGETS, KEPT, METHODS, Budget, Cell, chosen
 from sequencematch.experiments.fine_tuning.questions import Questions, arithmetic
 from sequencematch.experiments.fine_tuning.training import run_cells, saved
 from sequencematch.experiments.reporting import figure, percent
@@ -29,7 +29,7 @@ from sequencematch.policy import Policy
 
 #: Names of their own: the folder may hold the results of `arithmetic`, whose models are used again.
 RESULTS, FIGURE, TABLE = "mistakes.json", "mistakes.png", "mistakes.md"
-MODULE, NOISE, RATE = "add_or_sub_in_base", "digits", 0.1
+MODULE = "add_or_sub_in_base"
 #: Wrong digits that are given.
 COUNTS = (1, 2, 3)
 #: Kinds of wrong digits: name → what follows the name of a measure.
@@ -39,11 +39,7 @@ KINDS: Mapping[str, str] = {"random": "", "plausible": ", plausible"}
 def cells(budget: Budget) -> list[Cell]:
     """MLE, and BC and SequenceMatch with digits as noise, for every seed."""
     noise = {"mle": ("none", 0.0)}
-    return [
-        Cell(MODULE, method, *noise.get(method, (NOISE, RATE)), seed)
-        for seed in range(budget.seeds)
-        for method in METHODS
-    ]
+    return [Cell(MODULE, method, *noise.get(method, KEPT), seed) for seed in range(budget.seeds) for method in METHODS]
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuned models of a study: trained, measured, saved."""
+"""Fine-tuned models of a study: trained, measured, and some of them saved."""
 
 import math
 import tempfile
@@ -62,10 +62,12 @@ def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict
         assert task.max_new_tokens is not None
         args = config(scratch, cell, budget, room=task.max_new_tokens, max_length=questions.max_length)
         rows = task.train(policy.tokenizer)
-        trainer = WatchedTrainer(policy, args, train_dataset=rows, peft_config=adapter)
+        others = questions.rollout_rows() if questions.rollout_rows else None
+        trainer = WatchedTrainer(policy, args, train_dataset=rows, peft_config=adapter, rollout_dataset=others)
         trainer.train()
     policy = trainer.model.eval()
-    policy.save_pretrained(saved(cell, folder))
+    if cell.is_kept:
+        policy.save_pretrained(saved(cell, folder))
     records = {name: measured(policy, questions, how) for name, how in decodings(cell).items()}
     return {
         "log": trainer.state.log_history,
@@ -89,7 +91,7 @@ def measured(policy: Policy, questions: Questions, how: Mapping[str, Any]) -> Re
 
 
 def saved(cell: Cell, folder: Path) -> Path:
-    """Where a fine-tuned model is kept."""
+    """Where a fine-tuned model is kept, if it is."""
     return folder / "policies" / Path(cell.file).stem
 
 
