@@ -8,7 +8,14 @@ from sequencematch.data.json_text import json_text
 from sequencematch.experiments.fine_tuning import variants_report as report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, chosen
 from sequencematch.experiments.fine_tuning.questions import arithmetic
-from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, run_trials
+from sequencematch.experiments.fine_tuning.variants import (
+    MODULE,
+    Trial,
+    Variant,
+    fresh_prompts,
+    run_trials,
+    training_prompts,
+)
 
 RESULTS, FIGURE, TABLE = "results.json", "ablations.png", "table.md"
 #: Each has the settings that `selection` chose for its method, but for its own.
@@ -20,7 +27,9 @@ VARIANTS = (
     Variant("SequenceMatch", "sequencematch"),
     Variant("no on-policy term", "sequencematch", {"mixture_weight": 1.0}),
     Variant("rollouts used once", "sequencematch", {"replay_reuse": 1.0}),
-    Variant("rollouts from fresh prompts", "sequencematch", fresh_prompts=True),
+    Variant("D of the data's prompts", "sequencematch", prompts=training_prompts),
+    Variant("D of the data's prompts, rate 0.0003", "sequencematch", {"learning_rate": 3e-4}, training_prompts),
+    Variant("rollouts from fresh prompts", "sequencematch", prompts=fresh_prompts),
     Variant("no cloning at the end", "sequencematch", {"bc_weight_final": 0.0}),
     Variant("offset head at rest", "sequencematch", {"offset_lr_multiplier": 1e-6}),
     Variant("offset head × 100", "sequencematch", {"offset_lr_multiplier": 100.0}),

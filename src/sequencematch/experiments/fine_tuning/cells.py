@@ -40,7 +40,25 @@ class FileBudget(Budget):
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
         "cpu": Budget("sequencematch/arithmetic-base", 200, 1e-3, 1, 200, alpha=0.1, gamma=0.99),
-        "gpu": Budget("HuggingFaceTB/SmolLM2-135M-Instruct", 1000, 1e-4, 3, 1000, alpha=0.1, gamma=0.99),
+        "gpu": Budget(
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            1000,
+            1e-4,
+            3,
+            1000,
+            alpha=0.1,
+            gamma=0.99,
+            own={  # results/selection
+                "mle": {"learning_rate": 3e-4},
+                "bc": {"learning_rate": 3e-4},
+                "sequencematch": {
+                    "learning_rate": 1e-4,
+                    "alpha": 0.1,
+                    "gamma": 0.99,
+                    "offset_lr_multiplier": 100.0,
+                },
+            },
+        ),
         "paper": Budget("meta-llama/Llama-2-7b-hf", 15_000, 2e-4, 2, 200, alpha=0.01, gamma=0.998, adapter=True),
     }
 )

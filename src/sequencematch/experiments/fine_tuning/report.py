@@ -100,6 +100,8 @@ def _cell(column: Column, found: Iterable[Result]) -> str:
 def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path, score: Column = ACCURACY) -> None:
     """A score against the rate of noise: a column per kind of noise, a row per way to decode; bars reach over the seeds."""
     decodings = ("temperature 1", "greedy")
+    margin = 0.05 * max(r.rate for r in found)
+    rates = (-margin, max(r.rate for r in found) + margin)
 
     def paint(panels: Any) -> None:
         for row, decoding in zip(panels, decodings, strict=True):
@@ -107,7 +109,7 @@ def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Pat
             for axes, noise in zip(row, noises, strict=True):
                 for method in METHODS:
                     _line(axes, here, method, noise, score)
-                axes.set(title=f"{NOISE_NAMES[noise]} as noise, {decoding}", xlabel="rate of noise")
+                axes.set(title=f"{NOISE_NAMES[noise]} as noise, {decoding}", xlabel="rate of noise", xlim=rates)
             row[0].set(ylabel=f"{score.heading}, percent" if score.factor == 100 else score.heading)
 
     figure(path, len(noises), len(decodings), paint)

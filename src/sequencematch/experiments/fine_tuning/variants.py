@@ -1,6 +1,6 @@
 """Variants of the methods on sums: settings other than the preset's. `selection` and `ablations` are made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,16 @@ MODULE = "add_or_sub_in_base"
 
 @dataclass(frozen=True)
 class Variant:
-    """A method whose `settings` take the place of the preset's; `fresh_prompts` lets rollouts start from other questions."""
+    """A method whose `settings` take the place of the preset's.
+
+    `prompts` makes the prompts of rollouts from the task. Then D of Eq. 4 is that of the data's prompts, since it is ½ V(s₀)
+    whatever a rollout does; without it, rollouts start from the training questions, and D is theirs.
+    """
 
     name: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    fresh_prompts: bool = False
+    prompts: Callable[[Arithmetic], list[Row]] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,15 @@ class Trial:
         return self.within(folder) / "cells" / self.cell.file
 
 
+def training_prompts(task: Arithmetic) -> list[Row]:
+    """The questions to train on, without answers."""
+    return [{"prompt": row["prompt"]} for row in task.train()]
+
+
 def fresh_prompts(task: Arithmetic) -> list[Row]:
     """Questions without answers, as many as there are to train on, and neither among these nor in the test."""
     size = len(task.train())
-    rows = replace(task, train_size=2 * size).train()[size:]
-    return [{"prompt": row["prompt"]} for row in rows]
+    return training_prompts(replace(task, train_size=2 * size))[size:]
 
 
 def run_trial(trial: Trial, questions: Questions, budget: Budget, folder: Path) -> None:
@@ -62,9 +70,9 @@ def run_trial(trial: Trial, questions: Questions, budget: Budget, folder: Path) 
     variant = trial.variant
     settings = {**budget.own.get(variant.method, {}), **variant.settings}
     own = replace(budget, own={variant.method: settings})
-    if variant.fresh_prompts:
+    if variant.prompts is not None:
         assert isinstance(questions.task, Arithmetic)
-        questions = replace(questions, rollout_rows=partial(fresh_prompts, questions.task))
+        questions = replace(questions, rollout_rows=partial(variant.prompts, questions.task))
     run_cell(trial.cell, questions, own, trial.within(folder))
 
 
