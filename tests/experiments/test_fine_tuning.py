@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sequencematch.experiments import registry
 from sequencematch.experiments.fine_tuning import cells, mistakes, report, study
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, NOISES, Cell, task
+from sequencematch.experiments.fine_tuning.questions import arithmetic
 from sequencematch.experiments.fine_tuning.report import Result, results, table
-from sequencematch.experiments.fine_tuning.training import config, decodings
+from sequencematch.experiments.fine_tuning.study import SUMS
+from sequencematch.experiments.fine_tuning.training import config, decodings, run_cell, saved
 from sequencematch.experiments.reporting import percent
 from sequencematch.experiments.tuning import load_base
 
@@ -82,7 +85,39 @@ def test_the_paper_preset_has_the_papers_data_and_adapters() -> None:
     budget = BUDGETS["paper"]
     questions = task("list_prime_factors", "paper", budget)
     assert (questions.train_size, questions.test_size, questions.entropy) == (None, 200, (3.0, 10.0))
-    assert (budget.adapter, budget.alpha, budget.gamma, budget.batch_size) == (True, 0.01, 0.998, 32)
+    assert (budget.adapter, budget.four_bits, budget.alpha, budget.gamma, budget.batch_size) == (
+        True,
+        True,
+        0.01,
+        0.998,
+        32,
+    )
+
+
+def test_the_preset_large_has_one_kind_of_noise_for_each_method_and_two_seeds() -> None:
+    models = SUMS.cells("large", BUDGETS["large"])
+    kinds = [("mle", "none", 0.0), ("bc", "digits", 0.1), ("sequencematch", "digits", 0.1)]
+    assert [(c.method, c.noise, c.rate, c.seed) for c in models] == [(*kind, seed) for seed in (0, 1) for kind in kinds]
+
+
+def test_settings_of_another_method_do_not_concern_a_model() -> None:
+    budget = replace(TINY, own={"mle": {"learning_rate": 0.1}, "bc": {"learning_rate": 0.2}})
+    assert budget.of("mle").own == {"mle": {"learning_rate": 0.1}}
+    assert Cell("mul", "bc").settings(budget.of("bc")) == Cell("mul", "bc").settings(budget)
+    assert Cell("mul", "bc").settings(budget.of("mle")) != Cell("mul", "bc").settings(budget)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_questions")
+def test_adapters_train_beside_a_frozen_model_in_bfloat16(tmp_path: Path) -> None:
+    policy, adapter = load_base(TINY.model, adapter=True)
+    assert policy.base.dtype == torch.bfloat16
+    assert (adapter.r, adapter.modules_to_save) == (64, None)
+    budget = replace(TINY, adapter=True)
+    cell = Cell("add_or_sub_in_base", "sequencematch", "digits", 0.1)
+    found = run_cell(cell, arithmetic("add_or_sub_in_base", "cpu", budget), budget, tmp_path)
+    assert found["budget"]["adapter"]
+    assert (saved(cell, tmp_path) / "adapter_model.safetensors").exists()
 
 
 @pytest.mark.parametrize("module", ["add_or_sub_in_base", "mul", "list_prime_factors"])

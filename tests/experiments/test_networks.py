@@ -1,11 +1,12 @@
-"""Networks side by side: what runs before what, and what a failure stops."""
+"""Networks: what runs before what, what a failure stops, and when a result counts as that of a budget."""
 
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sequencematch.experiments.networks import side_by_side
+from sequencematch.experiments.networks import is_same, once, side_by_side
 from tests.experiments.notes import Cell, note
 
 
@@ -34,3 +35,25 @@ def test_in_processes_a_failure_stops_only_the_networks_that_start_from_it(tmp_p
     with pytest.raises(OSError, match="the disk is full"):
         side_by_side(partial(note, folder=tmp_path), [Cell("never", Cell("broken")), *CELLS], 2)
     check_order(tmp_path)
+
+
+@dataclass(frozen=True)
+class Budget:
+    steps: int
+    four_bits: bool = False
+
+
+def test_a_budget_field_that_a_record_lacks_had_its_default_then() -> None:
+    assert is_same({"steps": 3}, Budget(3))
+    assert not is_same({"steps": 3}, Budget(3, four_bits=True))
+    assert not is_same({"steps": 4}, Budget(3))
+    assert not is_same({"steps": 3, "unknown": 1}, Budget(3))
+
+
+def test_a_result_of_another_budget_is_neither_used_nor_replaced(tmp_path: Path) -> None:
+    path, cell = tmp_path / "cell.json", Cell("small")
+    assert once(path, cell, Budget(3), lambda: {"accuracy": 0.5})["budget"] == asdict(Budget(3))
+    before = path.read_text()
+    with pytest.raises(ValueError, match=r"cell\.json was trained with another budget: .*Choose another folder"):
+        once(path, cell, Budget(4), lambda: {"accuracy": 0.9})
+    assert path.read_text() == before

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -139,7 +139,7 @@ def once(path: Path, cell: Any, budget: Any, run: Callable[[], Mapping[str, Any]
     """The result of a cell: that of its file, if there is one, else that of `run`, which is then written."""
     if path.exists():
         known: dict[str, Any] = json.loads(path.read_text())
-        if known["budget"] != asdict(budget):
+        if not is_same(known["budget"], budget):
             raise ValueError(f"{path} was trained with another budget: {known['budget']}. Choose another folder.")
         return known
     began = time.perf_counter()
@@ -159,6 +159,12 @@ def once(path: Path, cell: Any, budget: Any, run: Callable[[], Mapping[str, Any]
     }
     write_files(path.parent, {path.name: json_text(found)})
     return found
+
+
+def is_same(recorded: Mapping[str, Any], budget: Any) -> bool:
+    """Whether a budget is the one of a recorded result. A field that the record lacks had its default then."""
+    defaults = {f.name: f.default for f in fields(budget) if f.default is not MISSING}
+    return bool({**defaults, **recorded} == asdict(budget))
 
 
 def side_by_side(run: Callable[[Any], Any], cells: Sequence[Any], jobs: int) -> None:

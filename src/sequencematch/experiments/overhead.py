@@ -151,7 +151,7 @@ MODELS: Mapping[str, Callable[[], tuple[Policy, Any]]] = MappingProxyType(
         "cpu": partial(load_base, BUDGETS["cpu"].model, adapter=False),
         "gpu": _smollm2,
         "gpu_7b": _llama2,
-        "paper": partial(load_base, BUDGETS["paper"].model, adapter=True),
+        "paper": partial(load_base, BUDGETS["paper"].model, adapter=True, four_bits=True),
     }
 )
 

@@ -26,19 +26,27 @@ class TuningBudget(Protocol):
         """The highest of the schedule."""
 
 
-def load_base(model: str, *, adapter: bool) -> tuple[Policy, Any]:
-    """A base model, and the config of QLoRA's adapters if they are trained in place of all weights   (§6, App. E)."""
+def load_base(model: str, *, adapter: bool, four_bits: bool = False) -> tuple[Policy, Any]:
+    """A base model, and the config of LoRA's adapters if they are trained in place of all weights   (§6, App. E).
+
+    With `four_bits` it is QLoRA as in the paper, with a trained output layer. Without, the base model is in bfloat16 and
+    frozen but for the rows of end tokens, the library's default: many models share the output layer with the embedding.
+    """
     options: dict[str, Any] = {"dtype": torch.float32}
     config = None
     if adapter:
         from peft import LoraConfig
         from transformers import BitsAndBytesConfig
 
-        four_bits = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-        )
-        options = {"quantization_config": four_bits}
-        config = LoraConfig(r=64, lora_alpha=16, target_modules="all-linear", modules_to_save=["lm_head"])
+        shape: dict[str, Any] = {"r": 64, "lora_alpha": 16, "target_modules": "all-linear"}
+        options, config = {"dtype": torch.bfloat16}, LoraConfig(**shape)
+        if four_bits:
+            options = {
+                "quantization_config": BitsAndBytesConfig(
+                    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+                )
+            }
+            config = LoraConfig(**shape, modules_to_save=["lm_head"])
     try:
         return Policy.from_pretrained(model, **options), config
     except OSError as error:

@@ -14,7 +14,7 @@ class Budget:
     """A preset: the base model, how long each method fine-tunes it, and on how many questions it is tested.
 
     The same for all methods, but for `own`: method → settings of the trainer that `selection` chose for it, on questions that are
-    not in the test. `adapter` trains QLoRA's adapters instead of all weights, as in the paper.
+    not in the test. `adapter` trains LoRA's adapters instead of all weights, and `four_bits` those of QLoRA, as in the paper.
     """
 
     model: str
@@ -27,6 +27,11 @@ class Budget:
     batch_size: int = 32
     adapter: bool = False
     own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    four_bits: bool = False
+
+    def of(self, method: str) -> "Budget":
+        """What concerns one method: without the settings of the others."""
+        return replace(self, own={name: settings for name, settings in self.own.items() if name == method})
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,18 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
                 },
             },
         ),
-        "paper": Budget("meta-llama/Llama-2-7b-hf", 15_000, 2e-4, 2, 200, alpha=0.01, gamma=0.998, adapter=True),
+        "large": Budget("Qwen/Qwen2.5-Coder-1.5B-Instruct", 1000, 2e-4, 2, 1000, alpha=0.1, gamma=0.99, adapter=True),
+        "paper": Budget(
+            "meta-llama/Llama-2-7b-hf",
+            15_000,
+            2e-4,
+            2,
+            200,
+            alpha=0.01,
+            gamma=0.998,
+            adapter=True,
+            four_bits=True,
+        ),
     }
 )
 
@@ -131,6 +147,6 @@ _SMALL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def task(module: str, preset: str, budget: Budget) -> Arithmetic:
-    """The questions of a module; those of the presets `gpu` and `paper` are the paper's   (App. E)."""
+    """The questions of a module; those of all presets but `cpu` are the paper's   (App. E)."""
     options = _SMALL[module] if preset == "cpu" else {}
     return Arithmetic(module=module, test_size=budget.test_rows, **options)

@@ -70,7 +70,7 @@ def on_each_model(
 def _once(
     measure: Measure, files: Mapping[Cell, Path], questions: Questions, budget: Budget, folder: Path, cell: Cell
 ) -> dict[str, Any]:
-    return networks.once(files[cell], cell, budget, partial(measure, cell, questions, folder))
+    return networks.once(files[cell], cell, budget.of(cell.method), partial(measure, cell, questions, folder))
 
 
 def _given(cell: Cell, questions: Questions, folder: Path) -> dict[str, Any]:

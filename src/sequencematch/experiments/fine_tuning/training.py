@@ -51,13 +51,14 @@ def config(
 
 def run_cell(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict[str, Any]:
     """Fine-tune a model and measure it. Returns, and writes, its result."""
-    return networks.once(folder / "cells" / cell.file, cell, budget, partial(_run, cell, questions, budget, folder))
+    own = budget.of(cell.method)
+    return networks.once(folder / "cells" / cell.file, cell, own, partial(_run, cell, questions, own, folder))
 
 
 def _run(cell: Cell, questions: Questions, budget: Budget, folder: Path) -> dict[str, Any]:
     task = questions.task
     set_seed(cell.seed)
-    policy, adapter = load_base(budget.model, adapter=budget.adapter)
+    policy, adapter = load_base(budget.model, adapter=budget.adapter, four_bits=budget.four_bits)
     with tempfile.TemporaryDirectory() as scratch:
         assert task.max_new_tokens is not None
         args = config(scratch, cell, budget, room=task.max_new_tokens, max_length=questions.max_length)

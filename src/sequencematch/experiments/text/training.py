@@ -43,7 +43,7 @@ def saved(cell: Cell, folder: Path) -> Path:
 
 def _train(cell: Cell, budget: Budget, folder: Path) -> dict[str, Any]:
     set_seed(cell.seed)
-    policy, adapter = load_base(budget.model, adapter=budget.adapter)
+    policy, adapter = load_base(budget.model, adapter=budget.adapter, four_bits=True)
     with tempfile.TemporaryDirectory() as scratch:
         args = config(scratch, cell, budget)
         rows = text_task(folder, budget).train()
