@@ -185,6 +185,34 @@ def test_as_alpha_vanishes_it_becomes_discounted_maximum_likelihood(
             assert coarse / fine == pytest.approx(100, rel=0.05)
 
 
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    alpha=st.floats(0.01, 2),
+    gamma=st.floats(0.01, 0.999),
+    seed=st.integers(0, 99),
+)
+def test_the_mixture_is_discounted_cloning_less_squared_rewards(
+    lengths: list[int], alpha: float, gamma: float, seed: int
+) -> None:
+    """N Ĵ = Σ_data γᵗ log p(a_t|s_t) − (α/4) Σ r² over data and over rollouts, the stay in the absorbing state included.
+
+    With D = ½ Σ_data V(s₀). So V is no part of cloning: it is the potential that makes rewards small, by least squares.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    data, model = (scores(random_raw(generator, part), padding=0.0) for part in (lengths, lengths[1:]))
+    got = sequencematch_loss(data, model, alpha=alpha, gamma=gamma, model_starts_from_data=False)
+
+    def squares(batch: Scores, counts: Tensor) -> Tensor:
+        discount = gamma ** torch.arange(counts.shape[1], dtype=torch.float64)
+        steps = (discount * torch.where(counts, implied_reward(batch, gamma), 0) ** 2).sum(1)
+        return steps + gamma ** batch.length.double() * (1 - gamma) * batch.final_value**2
+
+    cloning = (gamma ** torch.arange(data.is_step.shape[1], dtype=torch.float64) * data.log_prob()).sum()
+    on_policy = len(lengths) / len(lengths[1:]) * squares(model, model.policy_chosen).sum()
+    expected = cloning - alpha / 4 * (squares(data, data.is_step).sum() + on_policy)
+    assert -float(got.loss) * sum(lengths) == pytest.approx(float(expected), rel=1e-9, abs=1e-9)
+
+
 def test_results_do_not_change_with_padding_or_batch_order(generator: torch.Generator) -> None:
     data, model = random_raw(generator, [3, 1, 7]), random_raw(generator, [5, 2, 2])
     plain = sequencematch_loss(scores(data), scores(model), alpha=0.1, gamma=0.9)
