@@ -1,5 +1,6 @@
 """One thread per process, shapes checked at run time in the package and the benchmarks, randomness seeded and printed."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -17,6 +18,8 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+import tests.programs
 
 
 def run_instrumented(loader: SourceFileLoader, module: ModuleType) -> None:
@@ -123,6 +126,14 @@ LONGEST = (
     "tests/policy/",
     "tests/benchmarks/",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server of programs for all workers."""
+    if not hasattr(config, "workerinput"):
+        stack = contextlib.ExitStack()
+        stack.enter_context(tests.programs.server())
+        config.add_cleanup(stack.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

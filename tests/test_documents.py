@@ -4,8 +4,6 @@ import ast
 import importlib.util
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from benchmarks.suites import SUITES
 from sequencematch.evaluation import Record
 from sequencematch.experiments import demo
 from sequencematch.metrics import Measure
+from tests import programs
 from tests.policy.tiny_models import tiny
 from tests.test_architecture import PACKAGE, core_functions
 
@@ -46,7 +45,7 @@ def defined(path: Path) -> set[str]:
 @pytest.mark.parametrize("snippet", snippets(ROOT / "README.md"))
 def test_the_readmes_snippet_runs_as_it_stands_and_prints_what_it_says(snippet: str, tmp_path: Path) -> None:
     """In a process of its own, as a reader would run it."""
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True)
+    done = programs.run("-c", snippet, cwd=tmp_path)
     printed = re.search(r"print\(.*\)  # (.*)", snippet)
     assert printed, done.stderr
     assert done.stdout == printed[1] + "\n", done.stderr

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from sequencematch import Policy, cli
 from sequencematch.cli.generate import generate
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.policy import Sampling, display, generation
+from tests import programs
 from tests.cli.program import LETTERS, PROGRAM, check_error, lines_of_json, run
 
 SMALL = ["--max-new-tokens", "6", "--seed", "1"]
@@ -262,15 +262,11 @@ def read_all(terminal: int) -> str:
 
 def test_ctrl_c_exits_with_130_and_leaves_whole_lines(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "many.txt").write_text("cat\n" * 2_000)
-    command = [*PROGRAM, "generate", str(folder), "--prompts-file", str(tmp_path / "many.txt"), "--json"]
-    with subprocess.Popen(
-        [*command, *SMALL, "--batch-size", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        assert process.stderr
+    command = [*PROGRAM[1:], "generate", str(folder), "--prompts-file", str(tmp_path / "many.txt"), "--json"]
+    with programs.Program(*command, *SMALL, "--batch-size", "1") as process:
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, errors = process.stdout.read(), process.stderr.read()
+        rest, errors = process.communicate()
     assert (process.returncode, errors) == (130, "")
     records = lines_of_json(first + rest)
     assert 1 <= len(records) < 2_000

@@ -14,6 +14,7 @@ import yaml
 from transformers import TrainerCallback
 
 from sequencematch.training import SequenceMatchTrainer, recipe
+from tests import programs
 from tests.cli.program import PROGRAM, check_error, run
 from tests.training.test_recipe import check_same, file, loaded, model, weights, write
 
@@ -130,17 +131,12 @@ def test_a_run_interrupted_before_its_first_checkpoint_says_so_and_resumes_from_
 
 def test_control_c_ends_the_program_with_130_and_one_line(file: Path) -> None:
     flags = ["--max-steps", "100000", "--save-steps", "5", "--save-total-limit", "2", "--logging-steps", "1000000"]
-    process = subprocess.Popen(
-        [*PROGRAM, "train", file, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with programs.Program(*PROGRAM[1:], "train", file, *flags) as process:
         while not (file.parent / "run" / "checkpoint-5").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate()
-    finally:
-        process.kill()
     assert (process.returncode, stdout) == (130, "")
     (line,) = stderr.splitlines()
     found = re.fullmatch(r"Interrupted\. The last checkpoint is .*/run/checkpoint-(\d+)\. To resume: .* --resume", line)

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -24,6 +22,7 @@ from sequencematch.core.divergences import (
     js,
     total_variation,
 )
+from tests import programs
 
 every_divergence = pytest.mark.parametrize("divergence", DIVERGENCES.values(), ids=DIVERGENCES.keys())
 smooth = pytest.mark.parametrize(
@@ -181,7 +180,7 @@ x = torch.linspace(-2, 2, 9)
 torch.testing.assert_close(torch.compile(fresh, fullgraph=True, backend="eager")(x), fresh(x))
 torch.testing.assert_close(torch.compile(loss, backend="eager")(*data), loss(*data))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = programs.run("-c", code)
     assert run.returncode == 0, run.stderr
 
 

@@ -3,8 +3,6 @@
 import itertools
 import math
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from sequencematch.core.objectives import (
     unlikelihood_loss,
     value_difference,
 )
+from tests import programs
 from tests.oracles import equations
 from tests.oracles.equations import Raw
 from tests.strategies import SPACE
@@ -515,6 +514,7 @@ for call in {list(REFUSED)}:
     except ValueError as error:
         print(error)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = programs.run("-c", code)
+    assert run.returncode == 0, run.stderr
     for (call, message), refusal in zip(REFUSED.items(), run.stdout.splitlines(), strict=True):
         assert refusal.startswith(message), call

@@ -2,8 +2,6 @@
 
 import ast
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from sequencematch.policy import Generation, Policy
 from sequencematch.policy import export as export_module
+from tests import programs
 from tests.policy.tiny_models import character_tokenizer
 
 HIDDEN, TOKENS, EOS = 32, 48, 2
@@ -175,21 +174,12 @@ print("ANSWERS" + json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def alone(exported: dict[str, Exported], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(exported: dict[str, Exported]) -> dict[str, Any]:
     """What the exported folders write in a process of their own."""
-    cache = tmp_path_factory.mktemp("cache")
     folders = {name: str(made.folder) for name, made in exported.items()}
     root = exported["untied"].folder.parent
     task = {"folders": folders, "prompts": PROMPTS, "max_new_tokens": NEW_TOKENS, "card": "untied"}
-    caches = {"HF_HOME": str(cache), "HF_MODULES_CACHE": str(cache / "modules"), "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE, json.dumps(task)],
-        cwd=root,
-        env=os.environ | caches,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = programs.run("-c", ALONE, json.dumps(task), cwd=root)
     assert run.returncode == 0, run.stderr[-3000:]
     answers: dict[str, Any] = json.loads(run.stdout.rpartition("ANSWERS")[2])
     return answers

@@ -1,9 +1,6 @@
 """An export writes what the policy writes, for every kind of model and vocabulary, in a process that can't import this library."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 import transformers
 
 from sequencematch.policy import Generation, Policy
+from tests import programs
 from tests.policy.sweep import small_model
 from tests.policy.test_ends import OTHER, chat_model
 from tests.policy.tiny_models import character_tokenizer, llama
@@ -150,16 +148,14 @@ def policies() -> dict[str, Policy]:
 @pytest.fixture(scope="module")
 def alone(policies: dict[str, Policy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all exports write, in a process of their own: a left-padded batch in each setting."""
-    root, cache = tmp_path_factory.mktemp("exported"), tmp_path_factory.mktemp("cache")
+    root = tmp_path_factory.mktemp("exported")
     folders = {name: str(root / name.replace(" ", "_")) for name in policies}
     for name, policy in policies.items():
         policy.export(folders[name])
     settings = {name: theirs for name, (theirs, _) in SETTINGS.items()}
     bias = {name: deleting_bias(policy) for name, policy in policies.items()}
     task = {"folders": folders, "ids": IDS, "new": NEW_TOKENS, "settings": settings, "bias": bias, "runs": RUNS}
-    caches = {"HF_HOME": str(cache), "HF_MODULES_CACHE": str(cache / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", ALONE, json.dumps(task)]
-    run = subprocess.run(command, cwd=root, env=os.environ | caches, capture_output=True, text=True, check=False)
+    run = programs.run("-c", ALONE, json.dumps(task), cwd=root)
     assert run.returncode == 0, run.stderr[-3000:]
     answers: dict[str, Any] = json.loads(run.stdout.rpartition("ANSWERS")[2])
     return answers

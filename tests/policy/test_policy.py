@@ -1,8 +1,6 @@
 """Scoring trajectories, and policies on disk."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from sequencematch.core.encoding import Encoding, encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import Scores, sequencematch_loss
 from sequencematch.policy import Policy, storage
+from tests import programs
 from tests.policy.tiny_models import HIDDEN, VOCAB, character_tokenizer, llama, tiny
 
 
@@ -154,7 +153,7 @@ for left, right in zip(*results, strict=True):
     if left is not None:
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = programs.run("-c", code)
     assert run.returncode == 0, run.stderr[-2000:]
 
 

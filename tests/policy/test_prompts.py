@@ -1,8 +1,6 @@
 """A prompt may be text, ids in any container, or a conversation; anything else is refused by its own name."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import transformers
 
 from sequencematch.data.examples import Reader
 from sequencematch.policy import Policy
+from tests import programs
 from tests.policy.sweep import small_model
 from tests.policy.tiny_models import character_tokenizer, llama
 
@@ -139,8 +138,7 @@ for text in json.loads(sys.argv[1]):
 
 
 def test_bad_input_is_refused_by_its_own_name_and_what_can_be_meant_works() -> None:
-    command = [sys.executable, "-c", UNCHECKED, json.dumps([*WRONG, *RIGHT])]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    run = programs.run("-c", UNCHECKED, json.dumps([*WRONG, *RIGHT]), cwd=Path(__file__).parents[2])
     assert run.returncode == 0, run.stderr
     answers = dict(zip([*WRONG, *RIGHT], map(json.loads, run.stdout.splitlines()), strict=True))
     for text, message in WRONG.items():

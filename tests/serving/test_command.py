@@ -1,10 +1,8 @@
 """`sequencematch serve`: it starts without an argument, ends as it should, and says in one line what is wrong."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import programs
 from tests.cli.conftest import folder as folder
 from tests.cli.program import PROGRAM, check_error, run
 
@@ -22,20 +21,12 @@ GRAPH = "12 6 | 0 11 | 9 14 | 0 13 | 13 21 | 2 23 | 11 10 | 10 12 | 27 26 | 21 2
 
 
 @contextmanager
-def program(*arguments: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def program(*arguments: str) -> Iterator[tuple[str, programs.Program]]:
     """The server as its own program, on a free port: its address, and its process."""
-    command = [*PROGRAM, "serve", "--port", "0", *arguments]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environment})
-    try:
-        assert process.stdout is not None
+    with programs.Program(*PROGRAM[1:], "serve", "--port", "0", *arguments) as process:
         line = process.stdout.readline()
         assert line.startswith("Serving "), process.communicate()
-        address = next(word for word in line.split() if word.startswith("http://"))
-        yield address, process
-    finally:
-        process.kill()
-        process.communicate()
+        yield next(word for word in line.split() if word.startswith("http://")), process
 
 
 def test_it_serves_a_bundled_model_without_an_argument_and_sigterm_finishes_what_runs() -> None:

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ from safetensors.torch import load_file
 
 from sequencematch.policy.manifest import read_manifest
 from sequencematch.policy.storage import WEIGHTS
+from tests import programs
 from tests.file_calls import watched
 from tests.training import resumable_run
 from tests.training.resumable_run import ROWS, assert_same, run_folder
@@ -80,7 +80,6 @@ def live(folder: Path, parts: tuple[str, ...], last: int | None, cuts: bool) -> 
     """Train to the end, or from the latest checkpoint on, save the policy, and leave the outcome; or die at change `last`."""
     torch.set_num_threads(1)
     gc.freeze()  # every run collects garbage: not among what was imported
-    multiprocessing.set_start_method("fork", force=True)  # workers would else start a server that imports all anew
     run = run_folder(folder)
     with (folder / "stderr.txt").open("a") as text, contextlib.redirect_stderr(text):
         made, records = trainer(folder, parts)
@@ -112,11 +111,10 @@ def die(run: Path, process: int, cuts: bool) -> None:
 
 def process(folder: Path, parts: tuple[str, ...], last: int | None = None, cuts: bool = False) -> bool:
     """Run in a process of its own. Whether it was killed."""
-    started = multiprocessing.get_context("forkserver").Process(target=live, args=(folder, parts, last, cuts))
-    started.start()
-    started.join()
-    assert started.exitcode in (0, -signal.SIGKILL), (folder / "stderr.txt").read_text()[-5000:]
-    return started.exitcode != 0
+    code = f"live(Path({str(folder)!r}), {parts}, {last}, {cuts})"
+    done = programs.run("-c", f"from pathlib import Path\nfrom tests.training.kills import live\n{code}")
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr + (folder / "stderr.txt").read_text()[-5000:]
+    return done.returncode != 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,6 @@ def check(folder: Path, parts: tuple[str, ...], reference: Mapping[str, Any], ge
 
 def kill_runs(folder: Path, count: int, seed: int, mixtures: list[tuple[str, ...]], say: Callable[[str], None]) -> int:
     """Kill runs until there were `count` kills, and return that number; an `AssertionError` names the run that differs."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.training.resumable_run", "peft"])
     generator, references, done = random.Random(seed), dict[tuple[str, ...], dict[str, Any]](), 0
     while done < count:
         parts = mixtures[len(references)] if len(references) < len(mixtures) else generator.choice(mixtures)
@@ -181,7 +178,7 @@ def main() -> None:
     parser.add_argument("count", type=int, nargs="?", default=200, help="number of kills")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, programs.server():
         done = kill_runs(Path(folder), given.count, given.seed, MIXTURES, lambda line: print(line, flush=True))
     print(f"{done} kills, all bit for bit")
 

@@ -1,6 +1,5 @@
 import json
 import logging
-import multiprocessing
 import random
 import re
 import shutil
@@ -20,6 +19,7 @@ from sequencematch.data.examples import Examples
 from sequencematch.training import checkpoints
 from sequencematch.training.replay import ReplayBuffer
 from sequencematch.training.signals import Signals
+from tests import programs
 from tests.training import kills, resumable_run
 from tests.training.kills import MIXTURES, PARTS
 from tests.training.resumable_run import ROWS, STEPS, Kill, assert_same, run_folder
@@ -58,13 +58,10 @@ def names(folder: Path) -> tuple[list[str], list[str]]:
 
 def separate(folder: Path, record: Path, **options: Any) -> int:
     """Run in a process of its own. Its exit code."""
-    process = multiprocessing.get_context("forkserver").Process(
-        target=resumable_run.run, args=(folder, record), kwargs=options
-    )
-    process.start()
-    process.join()
-    assert process.exitcode in (0, -signal.SIGKILL), record.with_suffix(".txt").read_text()
-    return process.exitcode
+    code = f"run(Path({str(folder)!r}), Path({str(record)!r}), **{options})"
+    done = programs.run("-c", f"from pathlib import Path\nfrom tests.training.resumable_run import Kill, run\n{code}")
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr + record.with_suffix(".txt").read_text()
+    return done.returncode
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
@@ -106,7 +103,6 @@ Lives = Callable[[str], Life]
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
     """Runs that are killed, by name, each lived once."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.training.resumable_run"])
     return cache(lambda name: live(tmp_path_factory.mktemp(name), CASES[name]))
 
 
@@ -440,23 +436,19 @@ def test_a_second_run_in_the_same_folder_is_refused_and_touches_nothing(interrup
 
     before = times()
     assert any(".partial" in path.name for path in before)
-    holder = multiprocessing.get_context("forkserver").Process(target=resumable_run.hold, args=(run,))
-    holder.start()
-    try:
+    code = f"from pathlib import Path; from tests.training.resumable_run import hold; hold(Path({str(run)!r}))"
+    with programs.Program("-c", code) as holder:
         while f"process {holder.pid} on " not in lock.read_text():  # the killed run left the file
-            assert holder.is_alive()
+            assert holder.poll() is None, holder.communicate()
         text = rf"`output_dir` must not be in use\. Got .*, to which process {holder.pid} on \S+ writes\."
         with pytest.raises(ValueError, match=text):
             resumed(interrupted)
         assert times() == before
-    finally:
-        holder.kill()
-        holder.join()
     resumed(interrupted, max_steps=14)  # the control: the lock ended with its process
     assert not lock.exists()
 
 
-# A sample of `python -m tests.training.kills 200`, here because it starts its processes from the same server.
+# A sample of `python -m tests.training.kills 200`.
 
 
 def test_all_parts_are_mixed() -> None:
