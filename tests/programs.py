@@ -21,7 +21,8 @@ from typing import IO, Self
 
 #: The name of the variable that holds the server's address.
 ADDRESS = "SEQUENCEMATCH_TEST_PROGRAMS"
-LOG = "log.txt"
+#: Beside it: what the server says, and the cache of Hugging Face, its own.
+LOG, CACHE = "log.txt", "huggingface"
 SERVER = Path(__file__).with_name("program_server.py")
 Done = subprocess.CompletedProcess[str]
 
@@ -36,7 +37,6 @@ def server() -> Iterator[None]:
     ):
         listener.bind(os.path.join(folder, "programs"))
         listener.listen(64)
-        own = {"HF_HOME": os.path.join(folder, "hf")}
         process = subprocess.Popen(
             [sys.executable, SERVER, str(listener.fileno())],
             pass_fds=[listener.fileno()],
@@ -44,7 +44,7 @@ def server() -> Iterator[None]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=os.environ | own,
+            env=os.environ | {"HF_HOME": os.path.join(folder, CACHE)},
         )
         os.environ[ADDRESS] = listener.getsockname()
         try:
@@ -70,7 +70,10 @@ class Program:
         request = {
             "arguments": list(map(str, arguments)),
             "folder": str(cwd or Path.cwd()),
-            "environment": dict(os.environ if env is None else env),
+            "environment": {
+                **(os.environ if env is None else env),
+                "HF_HOME": str(Path(os.environ[ADDRESS]).with_name(CACHE)),
+            },
         }
         text = json.dumps(request).encode()
         pipes = () if files else (os.pipe(), os.pipe())

@@ -60,7 +60,7 @@ def test_a_signal_reaches_it_and_is_how_it_ended(number: signal.Signals) -> None
 
 
 def test_a_launcher_can_start_it_as_a_program_of_its_own() -> None:
-    code = "import signal, sys; print('here', flush=True); signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); signal.pause()"
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print('here', flush=True); signal.pause()"
     command = [sys.executable, "-S", programs.__file__, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launched:
         assert launched.stdout is not None

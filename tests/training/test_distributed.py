@@ -5,7 +5,6 @@ configuration, `accelerate launch` silently runs DDP on a CPU.)
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import torch
 from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer
+from tests import programs
 from tests.training.distributed_run import CASES, HOW, MAIN, RUNS, STEPS, WORDS, Result, policy, run, run_name
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ NORM_EPS = 128
 # With --cpu accelerate leaves it to MPI to start processes, and so starts one; --multi_gpu is torchrun.
 LAUNCHER = (
     "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 --mixed_precision no "
-    "--dynamo_backend no"
+    "--dynamo_backend no --no_python"
 )
 
 Reference = Callable[..., Result]
@@ -62,11 +62,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
     """All cases in two processes, started once; a process that waits for the other gives up after half an hour."""
     folder = tmp_path_factory.mktemp("launched")
-    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hf")}
-    command = [sys.executable, "-m", *LAUNCHER.split(), "-m", "tests.training.distributed_run", str(folder)]
-    with (folder / "log.txt").open("w") as log:
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, check=False)
-    assert done.returncode == 0, (folder / "log.txt").read_text()[-10_000:]
+    program = [sys.executable, "-S", programs.__file__, "-m", "tests.training.distributed_run", str(folder)]
+    done = programs.run("-m", *LAUNCHER.split(), *program, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
     found = torch.load(folder / "found.pt", weights_only=True)
     results = {how: {name: Result(**values) for name, values in found[how]["results"].items()} for how in HOW}
     return {how: Launched(how, folder / how, results[how], found[how]["refusal"], found[how]["said"]) for how in HOW}
