@@ -31,6 +31,12 @@ IDS = np.array([[1, 7, 4, 21, 2, 7, 21, 2, 5, 21, 5, 9, 22, 2, 9, 23, 5, 9]], dt
 SPACE = ActionSpace(30, eos=0)
 
 
+@pytest.fixture(autouse=True)
+def few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below which a model without `<bkspc>` deletes: each is tried on a hundred puzzles."""
+    monkeypatch.setattr("sequencematch.experiments.path_star.measures.THRESHOLDS", (0.1, 0.5))
+
+
 def test_rows_have_the_answer_as_completion_and_the_goal_as_the_end_of_bursts() -> None:
     nodes = np.array([[2, 4, 5, 7, 9]], dtype=np.uint8)
     plain, ending = (Rows(IDS, nodes, 2, noise_ends=ends)[0] for ends in (False, True))

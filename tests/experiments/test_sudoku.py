@@ -37,6 +37,12 @@ SPACE = ActionSpace(30, eos=0)
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below which a model without `<bkspc>` deletes: each is tried on a hundred puzzles."""
+    monkeypatch.setattr("sequencematch.experiments.sudoku.measures.THRESHOLDS", (0.1, 0.5))
+
+
 def ids_of(puzzles: list[Puzzle]) -> np.ndarray:
     texts = [row["prompt"] + row["completion"] for row in map(as_row, puzzles)]
     return np.array(new_tokenizer()(texts)["input_ids"], dtype=np.uint8)
