@@ -13,7 +13,7 @@ from sequencematch.tasks import Question, questions
 from sequencematch.tasks.generator import distinct_questions
 from tests.tasks.answers import ANSWERS
 
-COUNT = 10_000
+COUNT = 4_000
 
 
 @pytest.fixture(scope="module", params=ANSWERS)
@@ -45,7 +45,7 @@ def test_the_oracle_answers_by_hand(module: str, question: str, answer: str) -> 
     assert ANSWERS[module](question) == answer
 
 
-def test_ten_thousand_answers_are_right(drawn: tuple[str, list[Question]]) -> None:
+def test_four_thousand_answers_are_right(drawn: tuple[str, list[Question]]) -> None:
     module, found = drawn
     assert len(found) == COUNT
     wrong = [question for question in found if ANSWERS[module](question.text) != question.answer]
@@ -58,7 +58,7 @@ def test_questions_have_the_papers_bases_and_lengths(drawn: tuple[str, list[Ques
     bases = [question.base for question in found]
     assert set(bases) == (set(range(2, 11)) if module == "add_or_sub_in_base" else {None})
     if module == "add_or_sub_in_base":
-        assert all(abs(bases.count(base) - COUNT / 9) < 250 for base in range(2, 11))
+        assert all(abs(bases.count(base) - COUNT / 9) < 150 for base in range(2, 11))
         assert all(question.text.startswith(f"In base {question.base}, ") for question in found)
     assert max(len(question.answer) for question in found) <= 30
     assert len({question.text for question in found}) > 0.9 * COUNT
@@ -156,7 +156,8 @@ def test_wrong_options_are_refused() -> None:
             questions(**{"module": "add_or_sub_in_base", "seed": 0, **options})
 
 
-def test_more_questions_than_there_are_can_not_be_had() -> None:
+def test_more_questions_than_there_are_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sequencematch.tasks.generator.PATIENCE", 1000)
     with pytest.raises(
         ValueError, match=r"different questions as are asked for, 5,000 here. Got \d\d\d?, and no other"
     ):
