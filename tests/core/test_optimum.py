@@ -219,7 +219,7 @@ def test_the_mixtures_penalty_counts_in_that_balance() -> None:
     assert identity_residual("chi2_mixture", 0.1) <= 10 * OCCUPANCY_TOLERANCE
 
 
-@pytest.mark.parametrize("flipped", ["A", "B", "C", "D"])
+@pytest.mark.parametrize("flipped", ["A", "B", "C"])  # D is the number that B is: flipped, either makes their sum 0
 @pytest.mark.parametrize("name", SMOOTH)
 def test_with_a_term_of_the_wrong_sign_the_policy_is_not_the_datas(name: str, flipped: str) -> None:
     """A negative control; E is left out of it, since it fades with α."""
