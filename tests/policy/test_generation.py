@@ -214,7 +214,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
-PROMPTS = {"float64": 30, "float32": 10, "mistral": 6, "gemma3": 6}
+PROMPTS = {"float64": 30, "float32": 6, "mistral": 6, "gemma3": 6}
 
 
 def case_of(model: str, setting: str) -> Case:

@@ -60,12 +60,12 @@ def emulation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_on_captured_steps_equal_rows_alone() -> None:
-    prompts, settings = random_rows(48, seed=4)
+    prompts, settings = random_rows(24, seed=4)
     engine = Engine(policy(), slots=12).start()
     assert engine.is_captured
     together = submit(engine, prompts, settings)
     engine.close()
-    assert sum(VOCAB in row.chosen for row in together) > 15, "too few rows delete"
+    assert sum(VOCAB in row.chosen for row in together) > 8, "too few rows delete"
     for prompt, options, row in zip(prompts, settings, together, strict=True):
         assert row.chosen == alone(prompt, options), options
     decoder: Any = engine.decoder
