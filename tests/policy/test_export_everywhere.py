@@ -107,8 +107,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 NEW_TOKENS = {setting: 3 if "search" in setting else 6 for setting in SETTINGS}
 #: Some kinds of models are enough for what decides beside the model.
 SOME = ("llama", "mistral", "gemma3_text", "gpt2", "tied", "adapter", "several ends")
-EVERYWHERE = ("greedy", "prompt deletable")
-RUNS = [(name, setting) for name in POLICIES for setting in SETTINGS if name in SOME or setting in EVERYWHERE]
+EVERYWHERE = "prompt deletable"
+RUNS = [(name, setting) for name in POLICIES for setting in SETTINGS if name in SOME or setting == EVERYWHERE]
 ALONE = """
 import json, sys
 sys.modules["sequencematch"] = None
