@@ -19,7 +19,7 @@ from sequencematch.data.locks import locked
 
 #: Takes the lock, says so, and waits; `FORKS` adds a worker that outlives it, `FLOCK` replaces the kind of lock.
 HOLDER = """
-import fcntl, os, sys, time
+import fcntl, os, signal, sys
 from pathlib import Path
 from sequencematch.data.locks import locked
 folder, *how = sys.argv[1:]
@@ -29,7 +29,7 @@ with locked(Path(folder), "folder", ".lock"):
     worker = os.fork() if "FORKS" in how else 0
     if "FORKS" not in how or worker:
         print("held", worker, flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 

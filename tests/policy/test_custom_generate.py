@@ -51,7 +51,7 @@ def ids_of(tokenizer: Any, text: str = PROMPT) -> torch.Tensor:
 
 @pytest.mark.parametrize("hold_back", [None, 0, 2])
 def test_an_iterator_streamer_ends_and_gives_the_text(model: Any, tokenizer: Any, hold_back: int | None) -> None:
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60.0, skip_special_tokens=True)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=600.0, skip_special_tokens=True)
     ids = ids_of(tokenizer)
     options = SAMPLED | {"hold_back": hold_back}
     thread = threading.Thread(target=lambda: model.generate(ids, streamer=streamer, **options))
@@ -96,7 +96,7 @@ def test_a_text_streamer_prints_prompt_and_text(model: Any, tokenizer: Any, caps
 
 
 def test_a_streamer_ends_where_generation_fails(model: Any, tokenizer: Any) -> None:
-    streamer = TextIteratorStreamer(tokenizer, timeout=60.0)
+    streamer = TextIteratorStreamer(tokenizer, timeout=600.0)
 
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("broken")
@@ -115,7 +115,7 @@ def test_a_streamer_that_would_have_to_take_something_back_is_refused(
 
 
 def test_a_function_given_as_custom_generate_takes_a_streamer_by_another_name(policy: Policy, tokenizer: Any) -> None:
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60.0)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=600.0)
     ids = ids_of(tokenizer)
     options = {"do_sample": False, "max_new_tokens": 6, "custom_generate": sequencematch.generate}
     done = policy.base.generate(ids, text_streamer=streamer, **options)

@@ -82,5 +82,5 @@ def submit(engine: Engine, prompts: Sequence[Sequence[int]], settings: Sequence[
     rows = zip(prompts, settings, found, strict=True)
     engine.submit([Job(prompt, Sampling(**s), collected) for prompt, s, collected in rows])
     for collected in found:
-        assert collected.done.wait(60)
+        assert collected.done.wait(600)
     return found

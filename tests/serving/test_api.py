@@ -33,7 +33,7 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 
 def post(address: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
-    return httpx.post(f"{address}{path}", json={"model": "tiny", **body}, timeout=60)
+    return httpx.post(f"{address}{path}", json={"model": "tiny", **body}, timeout=600)
 
 
 def tokens_of(text: str, *, special: bool = True) -> list[int]:

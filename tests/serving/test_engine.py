@@ -109,7 +109,7 @@ def test_probabilities_and_values_are_the_models_own(engine: Engine) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "temperature": 1.7, "top_k": 9, "backspace_bias": 8.0}
     told = Collected()
     engine.submit([Job([5, 6, 7], Sampling(**options), told, alternatives=4)])
-    assert told.done.wait(60)
+    assert told.done.wait(600)
     stack, deleted = [5, 6, 7], 0
     updates = [update.actions for update in told.updates]
     for actions in updates:
@@ -142,12 +142,12 @@ def test_tokens_already_written_may_be_deleted_and_count_as_written(engine: Engi
     sampling = Sampling(max_new_tokens=3, temperature=0, protect_prompt=True, backspace_bias=1000.0, ban_deleted=True)
     told = Collected()
     engine.submit([Job([5, 6], sampling, told, prefix=[9, 9, 9])])
-    assert told.done.wait(60)
+    assert told.done.wait(600)
     assert told.chosen[:3] == [VOCAB] * 3
     assert told.chosen[3] != VOCAB  # the prompt is protected
     full = Collected()
     engine.submit([Job([5, 6], Sampling(max_new_tokens=3, **_NEVER), full, prefix=[9, 9, 9])])
-    assert full.done.wait(60)
+    assert full.done.wait(600)
     assert len(full.chosen) == 1  # at full length already
 
 
@@ -175,7 +175,7 @@ def test_a_new_row_joins_at_the_next_step_and_a_cancelled_one_frees_its_slot_at_
     job = Job([5, 6], Sampling(**LONG), first)
     engine.submit([job])
     engine.start()
-    assert second.done.wait(60)
+    assert second.done.wait(600)
     assert places == {"cancelled": 5, "second": 6}
     assert second.chosen == alone([8, 9], {"max_new_tokens": 4, **_NEVER})
     assert engine.counts.ended == {"done": 1, "cancelled": 1, "timeout": 0, "error": 0}
@@ -202,7 +202,7 @@ def test_rows_that_arrive_one_by_one_equal_rows_alone() -> None:
     submit_next()
     engine.start()
     for row, collected in enumerate(told):
-        assert collected.done.wait(60)
+        assert collected.done.wait(600)
         assert collected.chosen == alone(prompts[row], settings[row])
     engine.close()
 
@@ -218,8 +218,8 @@ def test_a_row_out_of_time_ends_with_an_error_and_the_others_go_on() -> None:
 
     engine.submit([Job([5], Sampling(**LONG), tell, timeout_s=3), Job([6], Sampling(**LONG), other)])
     engine.start()
-    assert late.done.wait(60)
-    assert other.done.wait(60)
+    assert late.done.wait(600)
+    assert other.done.wait(600)
     engine.close()
     assert isinstance(late.error, TimeoutError)
     assert len(late.chosen) == 3
@@ -232,7 +232,7 @@ def test_a_full_queue_takes_all_rows_of_a_request_or_none(one_slot: Engine) -> N
     first = Collected()
 
     def hold(update: Update) -> None:
-        gate.wait(60)
+        gate.wait(600)
         first(update)
 
     one_slot.submit([Job([5], Sampling(**LONG), hold)])
@@ -246,7 +246,7 @@ def test_a_full_queue_takes_all_rows_of_a_request_or_none(one_slot: Engine) -> N
     one_slot.submit(jobs[:2])
     gate.set()
     for told in (first, *rest[:2]):
-        assert told.done.wait(60)
+        assert told.done.wait(600)
     assert one_slot.counts.rejected == 3
 
 
@@ -323,7 +323,7 @@ def test_nan_in_one_row_spoils_neither_its_neighbours_nor_the_next_row_of_its_sl
     )
     engine.start()
     for told in (wrong, neighbour, later):
-        assert told.done.wait(60)
+        assert told.done.wait(600)
     engine.close()
     assert isinstance(wrong.error, RowFailedError)
     assert "logits are NaN" in str(wrong.error)
@@ -352,7 +352,7 @@ def test_when_a_step_fails_everybody_is_told_and_nothing_more_is_taken() -> None
     try:
         engine.start()
         for collected in told:
-            assert collected.done.wait(60)
+            assert collected.done.wait(600)
             assert isinstance(collected.error, ClosedError)
         engine._thread.join()
     finally:

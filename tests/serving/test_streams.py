@@ -64,7 +64,7 @@ async def both(address: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, An
         async with at_once:
             return await call
 
-    async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=600) as client:
         streams = [limited(streamed(client, body)) for body in bodies]
         wholes = [limited(client.post("/v1/completions", json=body)) for body in bodies]
         found = await asyncio.gather(*streams, *wholes)
