@@ -34,7 +34,7 @@ test-browser: setup  ## drive the playground in Chromium; installs Chromium, Pla
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 format: setup  ## rewrite the code the way the check wants it
 	$(BIN)/ruff format
