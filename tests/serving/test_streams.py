@@ -13,7 +13,7 @@ from sequencematch.serving.text import Row
 from tests.serving.rows import policy
 from tests.serving.server import byte_policy, running
 
-REQUESTS = 90
+REQUESTS = 200
 PROMPTS = {"letters": "the cat ", "bytes": "é a "}
 
 
