@@ -136,6 +136,12 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
         again.train()
 
 
+@pytest.mark.parametrize("wrong", [{"split_batches": True}, {"even_batches": False}])
+def test_batches_must_be_equal_in_all_processes(wrong: dict[str, bool], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`accelerator_config` must leave `split_batches` off and `even_batches` on"):
+        trainer(tmp_path, accelerator_config=wrong)
+
+
 def test_a_context_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`max_length` must fit the model's context of 64 tokens. Got 65"):
         trainer(tmp_path, max_length=65)

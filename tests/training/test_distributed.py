@@ -157,10 +157,6 @@ def test_two_processes_give_the_losses_and_the_weights_of_one(
     check_same(both[how].results[run_name(case, layout)], alone(case))
 
 
-def test_the_last_step_of_an_epoch_may_have_fewer_batches_in_each_process(launched: Launched, alone: Reference) -> None:
-    check_same(launched.results["epoch ends inside a step"], alone("sequencematch", words=WORDS[:12]))
-
-
 @pytest.mark.parametrize("metric", INTEGRAL_METRICS)
 def test_an_integral_metric_trains_sharded_weights_as_replicated_ones(
     both: Mapping[str, Launched], alone: Reference, metric: str
@@ -186,7 +182,7 @@ def test_without_the_factor_for_processes_the_update_is_half(launched: Launched,
 
 
 def test_a_policy_trained_in_two_processes_is_saved_whole(launched: Launched) -> None:
-    for name, folder in {"sequencematch, 4x1": "run", "weights tied, saved, 2x2": f"run/checkpoint-{STEPS}"}.items():
+    for name, folder in {"sequencematch, 2x2": "run", "weights tied, saved, 2x2": f"run/checkpoint-{STEPS}"}.items():
         loaded = Policy.from_pretrained(launched.folder / name / folder).state_dict()
         expected = launched.results[name].weights
         assert loaded.keys() == expected.keys()

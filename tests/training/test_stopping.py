@@ -144,11 +144,19 @@ def test_other_rows_or_another_global_batch_size_are_refused_when_a_run_is_resum
         text = rf"whose run had dataset='\w{{16}}' and not '\w{{16}}'\. {remedy}"
         with pytest.raises(ValueError, match=text):
             tiny_run.trainer(tmp_path, dataset=other, **saving)
+    fitting = r"For 4 rows a step with 1 process, set `per_device\w+` × `gradient\w+` to 4 × 1, 2 × 2 or 1 × 4\."
     for changes in ({"per_device_train_batch_size": 2}, {"gradient_accumulation_steps": 2}):
-        with pytest.raises(ValueError, match=rf"whose run had global_batch_size=4 and not [28]\. {remedy}"):
+        with pytest.raises(ValueError, match=rf"whose run had global_batch_size=4 and not [28]\. {fitting} {remedy}"):
             tiny_run.trainer(tmp_path, **saving, **changes)
     same = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # four a step, too
     tiny_run.trainer(tmp_path, **saving, **same).train(resume_from_checkpoint=True)
+
+
+def test_numbers_of_processes_that_can_take_the_rows_of_a_step_are_named() -> None:
+    assert checkpoints.settings_for(8, 3) == "No settings of 3 processes take 8 rows a step: start 1, 2, 4 or 8."
+    set_to = "set `per_device_train_batch_size` × `gradient_accumulation_steps` to"
+    assert checkpoints.settings_for(8, 4) == f"For 8 rows a step with 4 processes, {set_to} 2 × 1 or 1 × 2."
+    assert checkpoints.settings_for(8, 8) == f"For 8 rows a step with 8 processes, {set_to} 1 × 1."
 
 
 def test_other_rows_are_accepted_when_the_caller_insists(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,6 @@ from sequencematch.policy.fusing import fusions as find_fusions
 from sequencematch.policy.head import Unembedding, action_logits_and_values
 from sequencematch.policy.landscape import Landscape, landscape
 from sequencematch.policy.masks import row_mask
-from sequencematch.policy.sharding import is_sharded
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -228,9 +227,9 @@ class Scorer(nn.Module):
         return getattr(self.base, "quantization_method", None)
 
     @property
-    def is_distributed_loading_by_transformers(self) -> bool:
-        """Whether FSDP2 has sharded the weights. `transformers.Trainer` reads this name, and doesn't wrap sharded weights again."""
-        return is_sharded(self)
+    def _no_split_modules(self) -> Any:
+        """The classes of the model's layers. Accelerate reads this name: FSDP2 then gathers one layer at a time."""
+        return self.base._no_split_modules
 
 
 def _context_logits(

@@ -1,10 +1,12 @@
 """Policies whose weights are spread over processes by FSDP2, `torch.distributed.fsdp.fully_shard`."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import Module
 
 from sequencematch.policy.changes import Change, changed
@@ -13,6 +15,30 @@ from sequencematch.policy.changes import Change, changed
 def is_sharded(module: Module) -> bool:
     """Whether some weight is a `DTensor`, of which each process holds a shard."""
     return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
+
+
+def gathered(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Shards put together, one tensor after another, in the memory of the first process; values that aren't sharded stay.
+
+    Every process must call this. The others get their shards' places in the mapping, with empty tensors.
+    """
+    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "full_tensor"):
+            whole = tensor.full_tensor()
+            found[name] = whole.cpu() if is_first else whole.new_empty(0, device="cpu")
+    return found
+
+
+def shard_of(whole: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of a tensor that every process has, laid out as `like`; the tensor itself if that isn't sharded."""
+    mesh, placements = (getattr(like, name, None) for name in ("device_mesh", "placements"))
+    if mesh is None or placements is None:
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(like.device), mesh, placements, src_data_rank=None)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.ends import listed_ends
 from sequencematch.policy.finite import refuse_non_finite
 from sequencematch.policy.manifest import MANIFEST, ROW_FILE, is_marked, mark_config, read_manifest, write_manifest
+from sequencematch.policy.sharding import gathered, is_sharded, shard_of
 
 WEIGHTS = "sequencematch.safetensors"
 _INSIDE = Path(__file__).parents[1] / "models"
@@ -60,13 +61,11 @@ def fingerprints_of(folder: Path) -> Mapping[str, Any]:
 
 
 def gathered_weights(policy: Module) -> dict[str, Tensor] | None:
-    """The weights of a sharded policy, gathered from all processes, or None if it isn't sharded. Every process must call this."""
-    weights = policy.state_dict()
-    if not any(hasattr(tensor, "full_tensor") for tensor in weights.values()):
-        return None
-    return {
-        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in weights.items()
-    }
+    """The weights of a sharded policy, gathered in the first process, or None if it isn't sharded.
+
+    Every process must call this; in the others the tensors are empty.
+    """
+    return gathered(policy.state_dict()) if is_sharded(policy) else None
 
 
 def _refuse_non_finite(model: Any, backspace: Backspace, gathered: Mapping[str, Tensor] | None) -> None:
@@ -107,19 +106,27 @@ def _write(
 
 
 def restore(model: Any, backspace: Backspace, folder: Path) -> None:
-    """Load saved weights into a policy of the same shape; a checkpoint's files were checked before."""
+    """Load saved weights into a policy of the same shape, sharded or not; a checkpoint's files were checked before."""
     loaded = _load_backspace(folder, verify=False)
     if loaded is None:
         raise ValueError(f"`folder` must hold a saved policy. Got {folder}, which has no {MANIFEST}.")
-    backspace.load_state_dict(loaded.state_dict())
+    backspace.load_state_dict(_shards(loaded.state_dict(), backspace.state_dict()))
     if hasattr(model, "peft_config"):
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         adapter = model.active_adapter
         inside = folder if adapter == "default" else folder / adapter  # PEFT puts other adapters into subfolders
-        set_peft_model_state_dict(model, load_file(inside / "adapter_model.safetensors"), adapter_name=adapter)
+        saved = load_file(inside / "adapter_model.safetensors")
+        if is_sharded(model):
+            saved = _shards(saved, get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False))
+        set_peft_model_state_dict(model, saved, adapter_name=adapter)
     else:
-        model.load_state_dict(AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict())
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict()
+        model.load_state_dict(_shards(saved, model.state_dict()))
+
+
+def _shards(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: shard_of(tensor, own[name]) if name in own else tensor for name, tensor in saved.items()}
 
 
 def load(

@@ -94,10 +94,30 @@ def discard_partial(output_dir: Path) -> None:
         shutil.rmtree(folder)
 
 
-def refuse_another_run(output_dir: Path, identity: Mapping[str, Any], *, insist: bool = False) -> None:
+def settings_for(global_batch_size: int, processes: int) -> str:
+    """The settings with which a number of processes takes so many rows a step, or the numbers of processes that can."""
+    if global_batch_size % processes:
+        found = [str(count) for count in range(1, global_batch_size + 1) if global_batch_size % count == 0]
+        return f"No settings of {processes} processes take {global_batch_size} rows a step: start {_any_of(found)}."
+    own = global_batch_size // processes
+    found = [f"{count} × {own // count}" for count in range(own, 0, -1) if own % count == 0]
+    return (
+        f"For {global_batch_size} rows a step with {processes} process{'es' * (processes > 1)}, set "
+        f"`per_device_train_batch_size` × `gradient_accumulation_steps` to {_any_of(found)}."
+    )
+
+
+def _any_of(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def refuse_another_run(
+    output_dir: Path, identity: Mapping[str, Any], *, insist: bool = False, processes: int = 1
+) -> None:
     """Refuse a folder whose checkpoints belong to a run that `begin` started with another identity.
 
-    With `insist`, other data and another batch size are only warned of. Run files of older versions name neither.
+    With `insist`, other data and another batch size are only warned of. Run files of older versions name neither. `processes`
+    take part now: the number may be another one, but not that of the rows in a step.
     """
     path = output_dir / RUN
     if not path.is_file() or not checkpoints(output_dir):
@@ -113,8 +133,11 @@ def refuse_another_run(output_dir: Path, identity: Mapping[str, Any], *, insist:
         if name in INSISTED_ON and insist:
             logger.warning("%s This is not an exact resume.", difference)
             continue
+        fitting = f" {settings_for(known[name], processes)}" if name == "global_batch_size" else ""
         remedy = " To resume all the same set `resume_anyway`." if name in INSISTED_ON else ""
-        raise ValueError(f"`output_dir` must not hold another run. {difference} Choose another folder.{remedy}")
+        raise ValueError(
+            f"`output_dir` must not hold another run. {difference}{fitting} Choose another folder.{remedy}"
+        )
 
 
 def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | None) -> Path | None:

@@ -87,7 +87,8 @@ def prepare(
         prompts = as_examples(rollout_rows, prompt_reader(read), "rollout_dataset")
     own_prompts = None if rollout_rows is None else prompts
     identity = {"model": name_of(model), **args.own_values(), **data_identity(args, examples, own_prompts)}
-    checkpoints.refuse_another_run(Path(args.output_dir or "."), identity, insist=args.resume_anyway)
+    folder = Path(args.output_dir or ".")
+    checkpoints.refuse_another_run(folder, identity, insist=args.resume_anyway, processes=args.world_size)
     return Inputs(args, identity, chosen, tokenizer, read, examples, held_out, prompts)
 
 
@@ -216,6 +217,12 @@ def check_arguments(args: SequenceMatchConfig, *, has_optimizer: bool) -> None:
         raise ValueError(
             "Several GPUs need a process each: start with `accelerate launch` or `torchrun`, or show one by "
             "CUDA_VISIBLE_DEVICES=0."
+        )
+    batches = args.accelerator_config
+    if batches.split_batches or not batches.even_batches:
+        raise ValueError(
+            "`accelerator_config` must leave `split_batches` off and `even_batches` on: every process takes as many batches of "
+            "`per_device_train_batch_size` rows as the others."
         )
     if args.push_to_hub and args.hub_strategy != "end":
         raise ValueError("`push_to_hub` needs `hub_strategy='end'`: checkpoints stay on disk.")

@@ -30,7 +30,8 @@ class Batch:
     `num_items` is N, the number of data decisions in the optimisation step over all its batches and processes. `model_weight`
     is the step's number of data trajectories divided by its number of rollouts, None without rollouts. `right` says which of
     the rollouts ended in the right answer, None if unknown; it is logged and no part of a loss. `transitions` are the points at
-    which an integral metric reads the reward, None for other divergences.
+    which an integral metric reads the reward, None for other divergences. `counts` is False where a process has nothing to add
+    to a step, and only takes part in its passes.
     """
 
     encoding: Encoding
@@ -39,6 +40,7 @@ class Batch:
     model_weight: float | None = None
     right: tuple[bool | None, ...] = ()
     transitions: Transitions | None = None
+    counts: bool = True
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""

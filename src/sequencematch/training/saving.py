@@ -1,6 +1,7 @@
 """What a run writes: its policy, and checkpoints from which it resumes exactly."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,17 +10,24 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from transformers import set_seed
+from transformers.trainer import OPTIMIZER_NAME as OPTIMIZER
+from transformers.trainer import SCHEDULER_NAME as SCHEDULER
 from transformers.trainer_callback import ExportableState
 
 from sequencematch.data.locks import locked
+from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import storage
 from sequencematch.policy.finite import named, non_finite
+from sequencematch.policy.sharding import gathered, is_sharded, shard_of
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError
 from sequencematch.training.card import model_card
 from sequencematch.training.inputs import name_of
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import SeparateOffsetHead
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 REPLAY, SIGNALS = "replay.safetensors", "signals.json"
@@ -97,6 +105,50 @@ class Checkpointed(SeparateOffsetHead):
                 which = named(wrong) or "in another process"
                 place, step = str(self.args.output_dir), self.state.global_step
                 raise NonFiniteError(f"{what} not finite ({which})", step, consequence, place)
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """As in transformers, but shards stay where FSDP2 has put them."""
+        if not is_sharded(model):
+            super()._move_model_to_device(model, device)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As in transformers, but the state of sharded weights is gathered: the file doesn't depend on the number of processes."""
+        if not is_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {place: gathered(values) for place, values in optimizer["state"].items()}
+        if self.args.should_save:
+            torch.save(optimizer, Path(output_dir) / OPTIMIZER)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As in transformers; every process takes its shards from a file that is mapped into memory and not read whole."""
+        if checkpoint is None or not is_sharded(self.model):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state = torch.load(Path(checkpoint) / OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
+        owners = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for place, values in state["state"].items():
+            owner = owners[place]
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.shape == owner.shape:
+                    values[name] = shard_of(value, owner)
+        self.optimizer.load_state_dict(state)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """As in transformers; on another number of processes every process begins anew, from the seed, the step and its rank."""
+        saved = 0 if checkpoint is None else len(list(Path(checkpoint).glob("rng_state*.pth")))
+        if saved in (0, self.args.world_size):
+            super()._load_rng_state(checkpoint)
+            return
+        logger.warning(
+            "Resumed on %d processes instead of %d: dropout draws other numbers from here on.",
+            self.args.world_size,
+            saved,
+        )
+        set_seed(hash_seed("resumed", self.args.seed, self.state.global_step, self.args.process_index) % 2**32)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Ours is written by `save_model`; transformers' would replace it before a push."""

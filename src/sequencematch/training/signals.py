@@ -48,6 +48,10 @@ class Signal:
         """A number that is the same for all batches of a step."""
         return cls.mean(torch.tensor([float(value)]))
 
+    def empty(self) -> "Signal":
+        """The same number without entries: it is logged in all processes, and this one has nothing to add."""
+        return Signal(self.kind, 0 * self.moments)
+
 
 class Signals:
     """All signals since the last log line. They are saved with a checkpoint, so that a resumed run logs the same numbers."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sequencematch.core import Trajectory, model_noise
-from sequencematch.data.examples import Example, ExampleStream, empty_pass
+from sequencematch.data.examples import Example, Examples, ExampleStream, empty_pass
 from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import Policy
 from sequencematch.policy.finite import named, non_finite
@@ -110,6 +110,9 @@ class SequenceMatchTrainer(Checkpointed):
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if self.accelerator.distributed_type == DistributedType.FSDP and not self.accelerator.is_fsdp2:
+            raise ValueError("`fsdp_version` must be 2: rollouts gather the weights, which FSDP 1 flattens. Got 1.")
+        self.is_distributed_loading_by_transformers = is_sharded(policy)  # if so, it wraps nothing again
         self.model_accepts_loss_kwargs = True  # the loss is divided by the items of the whole step already
         self.on_policy = OnPolicy(
             args,
@@ -140,19 +143,22 @@ class SequenceMatchTrainer(Checkpointed):
         if None in drawn and isinstance(self.train_dataset, ExampleStream):
             drawn = []  # transformers skips the incomplete last step of a stream, but would keep its gradients
             self.control.should_epoch_stop = True  # and would ask for `max_steps` more
-        data = [self._data(batch) for batch in drawn if batch is not None]
+        found = [self._data(batch) for batch in drawn if batch is not None]
+        data = [batch[: self._share(batch)] if batch is found[-1] else batch for batch in found]
         counts = torch.tensor([sum(map(len, data)), sum(len(t) for batch in data for t in batch)], device=device)
         everywhere = self.accelerator.gather(counts[None]).tolist()
         num_data, num_items = map(sum, zip(*everywhere, strict=True))
         if not data:
             return [], num_items
-        self.signals.add(describe("data", [t for batch in data for t in batch]))
+        described = describe("data", [t for batch in data for t in batch] or found[-1])
+        self.signals.add(described if any(data) else {name: signal.empty() for name, signal in described.items()})
         model: list[Experience] = []
         if self.args.needs_rollouts and self.args.bc_weight(self.state.global_step) < 1:
             # As many rollouts as data trajectories; every process takes its own part of the step's.
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
             self.signals.add(signals)
-            model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
+        drawn_rollouts = model
+        model = model[sum(count for count, _ in everywhere[: self.accelerator.process_index]) :]
         if self.args.correction_rate:
             wanted = max(1, round(self.args.correction_rate * num_data))
             corrections, signals = self.on_policy.corrections(wanted, self.state.global_step)
@@ -162,11 +168,28 @@ class SequenceMatchTrainer(Checkpointed):
             for place, batch in enumerate(data):
                 batch += own_corrections[place :: len(data)]
         batches, draw = [], self._point_draw()
-        for batch in data:
+        for batch, spare in zip(data, found, strict=True):
             own, model = model[: len(batch)], model[len(batch) :]
-            batches.append({"parts": self._parts(batch, own, num_items, draw)})
+            if batch:
+                parts = self._parts(batch, own, num_items, draw)
+            else:  # nothing to learn from, but every process makes the same passes and logs the same names
+                parts = self._parts(spare[:1], drawn_rollouts[:1], num_items, draw)
+                parts = [replace(part, counts=False) for part in parts]
+            batches.append({"parts": parts})
         self.signals.steps += 1
         return batches, num_items
+
+    def _share(self, batch: Sequence[Trajectory]) -> int:
+        """How many of a batch's examples belong to it.
+
+        Where an epoch's or a data set's last rows are too few for all processes, accelerate fills batches up with its first.
+        """
+        state, processes = self.accelerator.gradient_state, self.accelerator.num_processes
+        if processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
+            return len(batch)
+        dataset = state.active_dataloader.dataset
+        last = len(dataset) % (processes * len(batch)) if isinstance(dataset, Examples) else 0
+        return min(max(last - self.accelerator.process_index * len(batch), 0), len(batch)) if last else len(batch)
 
     def _point_draw(self) -> Draw | None:
         """How this process draws the points of an integral metric in this step; None if the loss has no such penalty."""
@@ -216,14 +239,16 @@ class SequenceMatchTrainer(Checkpointed):
         """This batch's share of the step's loss, times the number of processes, over which gradients are averaged."""
         del num_items_in_batch  # the batch has it
         args, step = self.args, self.state.global_step
-        loss, signals = args.objective_value.loss(model, inputs["batch"].to(args.device), self._weights())
+        batch = inputs["batch"]
+        loss, signals = args.objective_value.loss(model, batch.to(args.device), self._weights())
         if not bool(loss.isfinite()):
             terms = {name: float(signal.moments[0]) for name, signal in signals.items() if signal.kind == "total"}
             wrong = non_finite(self.model.named_parameters())
             why = f"Weights are not finite ({named(wrong)})." if wrong else "The weights were not updated."
             raise NonFiniteError(f"The loss is {loss.item()}, of {terms},", step + 1, why, str(args.output_dir))
-        self.signals.add({"loss": Signal.total(loss), **signals})
-        loss = loss * self.accelerator.num_processes
+        signals["loss"] = Signal.total(loss)
+        self.signals.add(signals if batch.counts else {name: signal.empty() for name, signal in signals.items()})
+        loss = loss * (self.accelerator.num_processes if batch.counts else 0)
         return (loss, None) if return_outputs else loss
 
     def prediction_step(
@@ -231,13 +256,15 @@ class SequenceMatchTrainer(Checkpointed):
     ) -> tuple[Tensor, None, None]:
         """The loss on held-out data without rollouts: that of behavioural cloning, or of the baseline."""
         del prediction_loss_only, ignore_keys
-        data = self._data(inputs)
+        found = self._data(inputs)
+        share = self._share(found)
+        data = found[: max(share, 1)]
         batch = Batch(encode_batch(data, self.hidden_size), len(data), sum(map(len, data))).to(self.args.device)
         weights = replace(self._weights(), bc_weight=1.0)
         with torch.no_grad():
             loss, _ = self.args.objective_value.loss(model, batch, weights)
         loss_and_one = torch.stack([loss.float(), torch.ones_like(loss, dtype=torch.float)])
-        self.eval_sums = self.eval_sums.to(loss.device) + batch.num_items * loss_and_one
+        self.eval_sums = self.eval_sums.to(loss.device) + (batch.num_items if share else 0) * loss_and_one
         return loss.detach(), None, None
 
     def evaluation_loop(self, *arguments: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:

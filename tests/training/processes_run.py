@@ -1,0 +1,234 @@
+"""Runs of twenty steps on one, two and three processes, and runs resumed on another number of processes than they began on.
+
+torchrun --nproc-per-node 3 -m tests.training.processes_run FOLDER
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import copytree
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from accelerate import DistributedType, PartialState
+from accelerate.state import AcceleratorState, GradientState
+from peft import LoraConfig
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from sequencematch.policy import storage
+from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+from tests.remembered_probe import remember_probes
+from tests.training import tiny_run
+from tests.training.distributed_run import WORDS, Case, policy, rows, shard
+
+#: A step has six rows. Sixteen rows are not a multiple: of the four in an epoch's last step the third process has none.
+GLOBAL_BATCH, STEPS, SAVED = 6, 20, 10
+#: What is trained, and how it is spread: by DDP; by `fully_shard` in the caller's hands; by accelerate with its FSDP2 plugin.
+KINDS = ("full", "lora")
+HOW = ("ddp", "fully_shard", "fsdp plugin")
+#: Processes → how runs are spread over them.
+SPREAD: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {1: ("alone",), 2: ("ddp", "fully_shard"), 3: ("ddp", "fsdp plugin")}
+)
+#: Checkpoints resumed: (processes, how, kind) that saved it, and (processes, how) that goes on.
+RESUMED = (
+    ((2, "ddp", "full"), (3, "ddp")),
+    ((2, "fully_shard", "lora"), (3, "fsdp plugin")),
+    ((3, "fsdp plugin", "full"), (2, "fully_shard")),
+    ((3, "ddp", "lora"), (2, "ddp")),
+    ((1, "alone", "full"), (2, "fully_shard")),
+    ((2, "fully_shard", "full"), (1, "alone")),
+    ((3, "fsdp plugin", "lora"), (1, "alone")),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The losses of a run's steps and on held-out rows, the weights it ended with, its rollouts, and how it was spread."""
+
+    losses: list[float]
+    held_out: list[float]
+    weights: dict[str, Tensor]
+    rollouts: list[tuple[tuple[int, ...], ...]]
+    processes: int
+    sharded: bool
+    sharded_layers: bool
+
+
+def name_of(processes: int, how: str, kind: str) -> str:
+    """A run's folder."""
+    return f"{kind}, {how}, {processes}"
+
+
+def resumed_name(saved: tuple[int, str, str], onto: tuple[int, str]) -> str:
+    """The folder of a run that was resumed."""
+    return f"{name_of(*saved)} on {onto[0]} by {onto[1]}"
+
+
+def arguments(folder: Path, processes: int, **changes: Any) -> SequenceMatchConfig:
+    """Adam, whose state must be resumed. Its ε is large, or gradients of nearly 0 would count by their sign alone."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": GLOBAL_BATCH // processes,
+        "max_steps": STEPS,
+        "optim": "adamw_torch",
+        "adam_epsilon": 1e-2,
+        "learning_rate": 3e-3,
+        "save_strategy": "steps",
+        "save_steps": SAVED,
+        "noise_rate": 0.3,
+        "generation_batch_size": 4,
+        "replay_reuse": 2.0,
+        "alpha": 0.1,
+        "gamma": 0.9,
+        "bc_steps": 5,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": SAVED,
+        "per_device_eval_batch_size": 3,  # of four rows: two processes share out two batches, of three one has none
+    }
+    return tiny_run.config(folder, **{**settings, **changes})
+
+
+def run(
+    folder: Path, how: str, kind: str, processes: int, *, resume: bool = False, fsdp_version: str = "2", **changes: Any
+) -> Result:
+    """Train for twenty steps, or resume from the checkpoint in the folder."""
+    torch.manual_seed(0)
+    made = policy(Case())
+    if kind == "lora":
+        adapter = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        made = with_lora(made, adapter)
+    if how == "fully_shard":
+        shard(made)
+    args = arguments(folder, processes, **changes)
+    if how == "fsdp plugin":
+        pretend_to_have_gpus(args, fsdp_version)
+    trainer = SequenceMatchTrainer(model=made, args=args, train_dataset=rows(WORDS), eval_dataset=rows(WORDS[:4]))
+    if how == "fsdp plugin":
+        assert trainer.accelerator.is_fsdp2
+    trainer.train(resume_from_checkpoint=resume or None)
+    result = Result(
+        losses=[line["loss"] for line in trainer.state.log_history if "loss" in line],
+        held_out=[line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line],
+        weights=storage.gathered_weights(made) or made.state_dict(),
+        rollouts=[(r.trajectory.initial, r.trajectory.chosen) for r in trainer.on_policy.buffer.rollouts],
+        processes=trainer.accelerator.num_processes,
+        sharded=all(isinstance(parameter, DTensor) for parameter in made.parameters()),
+        sharded_layers=all(isinstance(layer, FSDPModule) for layer in made.base.model.layers),
+    )
+    trainer.accelerator.free_memory()
+    return result
+
+
+def with_lora(made: Any, adapter: LoraConfig) -> Any:
+    """The policy with an adapter, drawn from the same seed in every process."""
+    from sequencematch.policy import Policy
+    from sequencematch.policy.adapters import with_adapter
+
+    return Policy(with_adapter(made.model, adapter, made.space.ends), made.tokenizer, made.backspace)
+
+
+def pretend_to_have_gpus(args: SequenceMatchConfig, fsdp_version: str) -> None:
+    """Accelerate shards nothing on a CPU and says nothing of it. Told that there are GPUs, it runs the same code there."""
+    assert args.device.type == "cpu"  # accelerate's state is made here
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    os.environ |= {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": fsdp_version,
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    }
+
+
+def forget_accelerate() -> None:
+    """Accelerate's state as before its first use."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_USE_FSDP", "FSDP_"))]:
+        del os.environ[name]
+
+
+@contextmanager
+def group(processes: int, store: Path) -> Iterator[bool]:
+    """A process group of the first of the launched processes; whether this one is in it."""
+    rank = int(os.environ["RANK"])
+    if rank >= processes:
+        yield False
+        return
+    os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    yield True
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def refusals(folder: Path) -> list[str]:
+    """What three processes say of the run of two that takes other numbers of rows a step, and of FSDP 1."""
+    said = []
+    for how, per_process, version in (("ddp", 1, "2"), ("ddp", 4, "2"), ("fsdp plugin", 2, "1")):
+        try:
+            run(folder, how, "full", 3, resume=True, per_device_train_batch_size=per_process, fsdp_version=version)
+        except ValueError as error:
+            said.append(str(error))
+        forget_accelerate()
+    return said
+
+
+def resume_all(folder: Path, processes: int) -> dict[str, Result]:
+    """Every checkpoint that this number of processes goes on from."""
+    found = {}
+    for saved, onto in RESUMED:
+        if onto[0] == processes:
+            forget_accelerate()
+            place = folder / resumed_name(saved, onto)
+            if int(os.environ.get("RANK", "0")) == 0:
+                copytree(folder / name_of(*saved) / "run", place / "run")
+                copied = place / "run" / f"checkpoint-{STEPS}"
+                copied.rename(place / "finished")
+            if torch.distributed.is_initialized():
+                torch.distributed.barrier()
+            found[place.name] = run(place, onto[1], saved[2], processes, resume=True)
+    forget_accelerate()
+    return found
+
+
+def train_all(folder: Path, processes: int) -> dict[str, Result]:
+    """All runs of one number of processes, with a checkpoint in the middle."""
+    found = {}
+    for how in SPREAD[processes]:
+        for kind in KINDS:
+            forget_accelerate()
+            name = name_of(processes, how, kind)
+            found[name] = run(folder / name, how, kind, processes)
+    forget_accelerate()
+    return found
+
+
+def main(folder: Path) -> None:
+    """Two processes, then three, then two again; the first writes the results down."""
+    gc.freeze()
+    remember_probes()
+    results: dict[str, Result] = {}
+    said: list[str] = []
+    for number, processes in enumerate((2, 3, 2)):
+        with group(processes, folder / f"store-{number}") as takes_part:
+            if takes_part and number < 2:
+                results |= train_all(folder, processes)
+            if takes_part and number > 0:
+                results |= resume_all(folder, processes)
+            if takes_part and number == 1:
+                said = refusals(folder / name_of(2, "ddp", "full"))
+    if int(os.environ["RANK"]) == 0:
+        torch.save({"results": {n: asdict(r) for n, r in results.items()}, "said": said}, folder / "found.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
