@@ -15,6 +15,7 @@ from sequencematch.cli.evaluate import evaluate
 from sequencematch.cli.export import export
 from sequencematch.cli.flags import FlagsCommand
 from sequencematch.cli.generate import generate
+from sequencematch.cli.plan import plan
 from sequencematch.cli.reproduce import reproduce
 from sequencematch.cli.serve import serve
 from sequencematch.cli.train import train
@@ -64,6 +65,7 @@ COMMANDS: Mapping[Callable[..., None], Callable[[], Any] | None] = {
     train: lambda: importlib.import_module("sequencematch.training.recipe").documentation(),
     demo: None,
     reproduce: None,
+    plan: None,
     evaluate: lambda: importlib.import_module("sequencematch.evaluation").documentation(),
     data: lambda: importlib.import_module("sequencematch.evaluation").documentation(of_metrics=False),
 }
