@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from accelerate import DistributedType, PartialState
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils.launch import prepare_multi_gpu_env
 from peft import LoraConfig
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -28,6 +30,9 @@ from tests.remembered_probe import remember_probes
 from tests.training import tiny_run
 from tests.training.distributed_run import WORDS, Case, policy, rows, shard
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: Beginnings of the variables by which `accelerate launch` tells its processes to use FSDP.
+FSDP = ("ACCELERATE_USE_FSDP", "FSDP_")
 #: A step has six rows. Sixteen rows are not a multiple: of the four in an epoch's last step the third process has none.
 GLOBAL_BATCH, STEPS, SAVED = 6, 20, 10
 #: What is trained, and how it is spread: by DDP; by `fully_shard` in the caller's hands; by accelerate with its FSDP2 plugin.
@@ -136,23 +141,27 @@ def with_lora(made: Any, adapter: LoraConfig) -> Any:
 
 
 def pretend_to_have_gpus(args: SequenceMatchConfig, fsdp_version: str) -> None:
-    """Accelerate shards nothing on a CPU and says nothing of it. Told that there are GPUs, it runs the same code there."""
+    """Accelerate shards nothing on a CPU and says nothing of it. Told that there are GPUs, it runs the same code there.
+
+    Its settings are those that `accelerate launch` makes of the example's file.
+    """
     assert args.device.type == "cpu"  # accelerate's state is made here
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    os.environ |= {
-        "ACCELERATE_USE_FSDP": "true",
+    asked = ["--config_file", str(EXAMPLES / "accelerate" / "fsdp2.yaml"), "train.py"]
+    launch, *_ = _validate_launch_command(launch_command_parser().parse_args(asked))
+    own = {name: value for name, value in prepare_multi_gpu_env(launch).items() if name.startswith(FSDP)}
+    assert own["FSDP_VERSION"] == "2"
+    os.environ |= own | {
         "FSDP_VERSION": fsdp_version,
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_RESHARD_AFTER_FORWARD": "true",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-    }
+        "FSDP_SYNC_MODULE_STATES": "false",
+    }  # of FSDP 1, and for GPUs alone
 
 
 def forget_accelerate() -> None:
     """Accelerate's state as before its first use."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    for name in [name for name in os.environ if name.startswith(("ACCELERATE_USE_FSDP", "FSDP_"))]:
+    for name in [name for name in os.environ if name.startswith(FSDP)]:
         del os.environ[name]
 
 

@@ -159,6 +159,14 @@ def test_numbers_of_processes_that_can_take_the_rows_of_a_step_are_named() -> No
     assert checkpoints.settings_for(8, 8) == f"For 8 rows a step with 8 processes, {set_to} 1 × 1."
 
 
+def test_a_checkpoint_of_deepspeed_needs_the_processes_that_saved_it(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+    checkpoints.refuse_other_processes(tmp_path, 2)
+    with pytest.raises(ValueError, match=r"with `deepspeed`\. Got .*, saved by 2, and 3 now\. DDP and FSDP2 can go on"):
+        checkpoints.refuse_other_processes(tmp_path, 3)
+
+
 def test_other_rows_are_accepted_when_the_caller_insists(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     tiny_run.trainer(tmp_path, **saving).train()

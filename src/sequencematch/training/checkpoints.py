@@ -163,6 +163,21 @@ def begin(output_dir: Path, identity: Mapping[str, Any], resume: str | bool | No
     return found
 
 
+def processes_of(checkpoint: Path) -> int:
+    """The number of processes that saved a checkpoint: each saves its random state."""
+    return len(list(checkpoint.glob("rng_state*.pth")))
+
+
+def refuse_other_processes(checkpoint: Path, processes: int) -> None:
+    """Refuse another number of processes, of which DeepSpeed's files know nothing."""
+    saved = processes_of(checkpoint)
+    if saved != processes:
+        raise ValueError(
+            f"`resume_from_checkpoint` needs the number of processes that saved it, with `deepspeed`. Got {checkpoint}, saved by "
+            f"{saved}, and {processes} now. DDP and FSDP2 can go on from their checkpoints on any number."
+        )
+
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 

@@ -29,7 +29,6 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "include_num_input_tokens_seen": ("no", False),
         "train_sampling_strategy": ("random", "sequential"),
         "average_tokens_across_devices": (True,),
-        "deepspeed": (None,),
     }
 )
 

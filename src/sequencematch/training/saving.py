@@ -69,7 +69,10 @@ class Checkpointed(SeparateOffsetHead):
 
             def begin() -> Path | None:
                 stack.enter_context(locked(folder, "output_dir", checkpoints.LOCK))
-                return checkpoints.begin(folder, self.identity, resume)
+                found = checkpoints.begin(folder, self.identity, resume)
+                if found is not None and self.is_deepspeed_enabled:
+                    checkpoints.refuse_other_processes(found, self.args.world_size)
+                return found
 
             yield self._on_first(begin)
 
@@ -139,7 +142,7 @@ class Checkpointed(SeparateOffsetHead):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """As in transformers; on another number of processes every process begins anew, from the seed, the step and its rank."""
-        saved = 0 if checkpoint is None else len(list(Path(checkpoint).glob("rng_state*.pth")))
+        saved = 0 if checkpoint is None else checkpoints.processes_of(Path(checkpoint))
         if saved in (0, self.args.world_size):
             super()._load_rng_state(checkpoint)
             return

@@ -34,6 +34,7 @@ from sequencematch.training.replay import Experience
 from sequencematch.training.rollouts import InlineRollouts, RolloutSource
 from sequencematch.training.saving import REPLAY, SIGNALS, Checkpointed
 from sequencematch.training.signals import Signal, Signals, describe
+from sequencematch.training.spread import check_spread, unsynced
 from sequencematch.training.step import (
     Draw,
     accumulate_gradients,
@@ -110,8 +111,7 @@ class SequenceMatchTrainer(Checkpointed):
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        if self.accelerator.distributed_type == DistributedType.FSDP and not self.accelerator.is_fsdp2:
-            raise ValueError("`fsdp_version` must be 2: rollouts gather the weights, which FSDP 1 flattens. Got 1.")
+        check_spread(self.accelerator, args)
         self.is_distributed_loading_by_transformers = is_sharded(policy)  # if so, it wraps nothing again
         self.model_accepts_loss_kwargs = True  # the loss is divided by the items of the whole step already
         self.on_policy = OnPolicy(
@@ -227,7 +227,7 @@ class SequenceMatchTrainer(Checkpointed):
         parts, run = inputs["parts"], super().training_step
 
         def forward_backward(part: Batch) -> Tensor:
-            with nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
+            with nullcontext() if part is parts[-1] else unsynced(self.accelerator, model):
                 return run(model, {"batch": part}, num_items_in_batch)
 
         is_autocast = self.accelerator.mixed_precision in ("bf16", "fp16")
