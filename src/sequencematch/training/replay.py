@@ -1,6 +1,6 @@
 """The buffer B of the policy's own trajectories: first in, first out, each drawn a given number of times (Alg. 1, App. E)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,45 +67,55 @@ class ReplayBuffer:
 
     def save(self, path: Path) -> None:
         """Write rollouts and counts as flat integer tensors."""
-        trajectories = [rollout.trajectory for rollout in self.rollouts]
-
-        def flat(sequences: Sequence[Sequence[int]]) -> Tensor:
-            return torch.tensor([number for sequence in sequences for number in sequence], dtype=torch.long)
-
-        tensors = {
-            "counts": torch.tensor([self.made, self.drawn]),
-            "version": flat([[rollout.version for rollout in self.rollouts]]),
-            "right": flat([[-1 if rollout.right is None else int(rollout.right) for rollout in self.rollouts]]),
-            "right_action": flat([[-1 if r.right_action is None else r.right_action for r in self.rollouts]]),
-            "floor": flat([[t.floor for t in trajectories]]),
-            "prompt_length": flat([[len(t.initial) for t in trajectories]]),
-            "length": flat([[len(t) for t in trajectories]]),
-            "initial": flat([t.initial for t in trajectories]),
-            "chosen": flat([t.chosen for t in trajectories]),
-            "executed": flat([t.executed for t in trajectories]),
-            "policy_chosen": flat([t.policy_chosen for t in trajectories]),
-        }
-        save_file(tensors, path)
+        save_file({"counts": torch.tensor([self.made, self.drawn]), **encoded(self.rollouts)}, path)
 
     def load(self, path: Path, space: ActionSpace) -> None:
         """Load what `save` wrote. Files of older versions have neither `right` nor `right_action`; both are then None."""
-        state = {name: tensor.tolist() for name, tensor in load_file(path).items()}
-        self.made, self.drawn = state["counts"]
-        self.rollouts, start, step = [], 0, 0
-        unknown = [-1] * len(state["version"])
-        rights, actions = (state.get(name, unknown) for name in ("right", "right_action"))
-        for version, right, action, floor, prompt, length in zip(
-            state["version"], rights, actions, state["floor"], state["prompt_length"], state["length"], strict=True
-        ):
-            decisions = slice(step, step + length)
-            trajectory = Trajectory(
-                space,
-                tuple(state["initial"][start : start + prompt]),
-                tuple(state["chosen"][decisions]),
-                tuple(state["executed"][decisions]),
-                tuple(map(bool, state["policy_chosen"][decisions])),
-                floor,
-            )
-            known = None if right < 0 else bool(right)
-            self.rollouts.append(Experience(trajectory, version, known, None if action < 0 else action))
-            start, step = start + prompt, step + length
+        tensors = load_file(path)
+        self.made, self.drawn = tensors["counts"].tolist()
+        self.rollouts = decoded(tensors, space)
+
+
+def encoded(rollouts: Sequence[Experience]) -> dict[str, Tensor]:
+    """Rollouts as flat integer tensors."""
+    trajectories = [rollout.trajectory for rollout in rollouts]
+
+    def flat(sequences: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([number for sequence in sequences for number in sequence], dtype=torch.long)
+
+    return {
+        "version": flat([[rollout.version for rollout in rollouts]]),
+        "right": flat([[-1 if rollout.right is None else int(rollout.right) for rollout in rollouts]]),
+        "right_action": flat([[-1 if r.right_action is None else r.right_action for r in rollouts]]),
+        "floor": flat([[t.floor for t in trajectories]]),
+        "prompt_length": flat([[len(t.initial) for t in trajectories]]),
+        "length": flat([[len(t) for t in trajectories]]),
+        "initial": flat([t.initial for t in trajectories]),
+        "chosen": flat([t.chosen for t in trajectories]),
+        "executed": flat([t.executed for t in trajectories]),
+        "policy_chosen": flat([t.policy_chosen for t in trajectories]),
+    }
+
+
+def decoded(tensors: Mapping[str, Tensor], space: ActionSpace) -> list[Experience]:
+    """The rollouts that `encoded` made flat."""
+    state = {name: tensor.tolist() for name, tensor in tensors.items()}
+    rollouts, start, step = [], 0, 0
+    unknown = [-1] * len(state["version"])
+    rights, actions = (state.get(name, unknown) for name in ("right", "right_action"))
+    for version, right, action, floor, prompt, length in zip(
+        state["version"], rights, actions, state["floor"], state["prompt_length"], state["length"], strict=True
+    ):
+        decisions = slice(step, step + length)
+        trajectory = Trajectory(
+            space,
+            tuple(state["initial"][start : start + prompt]),
+            tuple(state["chosen"][decisions]),
+            tuple(state["executed"][decisions]),
+            tuple(map(bool, state["policy_chosen"][decisions])),
+            floor,
+        )
+        known = None if right < 0 else bool(right)
+        rollouts.append(Experience(trajectory, version, known, None if action < 0 else action))
+        start, step = start + prompt, step + length
+    return rollouts

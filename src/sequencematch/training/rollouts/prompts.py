@@ -1,69 +1,11 @@
-"""Sources of rollouts: a protocol, and the policy being trained as a source (Alg. 1, populate B)."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+"""A rollout and the example that its prompt came from: the prompt, whether the rollout ended right, and what was right   (§6.1)."""
 
 import torch
 
 from sequencematch.core.mdp import Trajectory
 from sequencematch.data.examples import Example
 from sequencematch.data.seeds import hash_seed
-from sequencematch.policy import Policy, Sampling
-from sequencematch.policy.generation import rollouts
 from sequencematch.training.replay import Experience
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request for rollouts: their prompts, and the number of the first. Number and seed fix a rollout's random numbers."""
-
-    prompts: Sequence[tuple[int, ...]]
-    first: int
-
-
-@runtime_checkable
-class RolloutSource(Protocol):
-    """A sampler of rollouts. It may run elsewhere, with older weights: every rollout carries the version of its weights."""
-
-    def start(self, policy: Policy, sampling: Sampling) -> None:
-        """Prepare, once, before the first request."""
-
-    def sync(self, version: int) -> None:
-        """Take the policy's current weights; `version` is the optimisation step."""
-
-    def collect(self, request: Request) -> list[Experience]:
-        """Make a rollout for each prompt, in order. Every process calls this, some perhaps without prompts."""
-
-    def stop(self) -> None:
-        """Free all resources, once, after the last request."""
-
-
-class InlineRollouts:
-    """The policy being trained, in the same process, between two steps."""
-
-    def start(self, policy: Policy, sampling: Sampling) -> None:
-        """Store the policy and its sampling options."""
-        self.policy, self.sampling, self.version = policy, sampling, 0
-
-    def sync(self, version: int) -> None:
-        """Store the version. The weights are the policy's own."""
-        self.version = version
-
-    def collect(self, request: Request) -> list[Experience]:
-        """Make all rollouts in one batch, no longer than the context's room after the longest prompt."""
-        with torch.no_grad(), self.policy.for_rollouts():
-            if not request.prompts:
-                return []
-            room = self.policy.max_positions - max(map(len, request.prompts))
-            sampling = replace(self.sampling, max_new_tokens=min(self.sampling.max_new_tokens, room))
-            numbers = range(request.first, request.first + len(request.prompts))
-            ended = rollouts(self.policy, request.prompts, sampling, len(request.prompts), rows=numbers)
-            rows = sorted(ended, key=lambda rollout: rollout.row)
-        return [Experience(row.trajectory, self.version) for row in rows]
-
-    def stop(self) -> None:
-        """Do nothing: there is nothing to free."""
 
 
 def prompt_of(example: Example, number: int, seed: int, max_prompt_length: int) -> tuple[int, ...]:
