@@ -14,6 +14,7 @@ from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
 from sequencematch.training.losses import OBJECTIVES, Objective
 from sequencematch.training.presets import PRESETS
+from sequencematch.training.rollout_settings import WHERE, RolloutSettings
 
 #: A setting that the run chooses itself: see `training/defaults.py`.
 AUTO = "auto"
@@ -34,7 +35,7 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 
 @dataclass
-class SequenceMatchConfig(TrainingArguments):
+class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     """All settings of a run: these fields, and those of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
 
     The help texts name the paper's values; `from_preset` sets them all.
@@ -308,6 +309,7 @@ class SequenceMatchConfig(TrainingArguments):
                 f"`replay_size` must be at least `generation_batch_size`, or rollouts are dropped unused. Got {self.replay_size} "
                 f"and {self.generation_batch_size}."
             )
+        self.check_rollouts(are_made=self.needs_rollouts or bool(self.correction_rate))
         if self.max_steps < 1 and self.max_steps != -1:
             raise ValueError(f"`max_steps` must be at least 1, or -1 for whole epochs. Got {self.max_steps}.")
         if self.max_steps == -1 and not self.num_train_epochs > 0:
@@ -380,10 +382,9 @@ class SequenceMatchConfig(TrainingArguments):
     def own_values(self) -> dict[str, Any]:
         """The fields that `TrainingArguments` doesn't have, and the seed: together they identify a run.
 
-        `model_init_kwargs` is left out: it may hold objects, and a run may be resumed with another attention kernel. So is how
-        a run is stopped and resumed.
+        Left out are `model_init_kwargs`, which may hold objects, how a run is stopped and resumed, and where rollouts are made.
         """
-        left_out = ("model_init_kwargs", "resume_anyway", "stop_after_minutes")
+        left_out = ("model_init_kwargs", "resume_anyway", "stop_after_minutes", *WHERE)
         return {name: getattr(self, name) for name in OWN_FIELDS if name not in left_out} | {"seed": self.seed}
 
     def _divergence(self) -> Divergence:

@@ -30,7 +30,7 @@ from sequencematch.training.optimizer import SeparateOffsetHead
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-REPLAY, SIGNALS = "replay.safetensors", "signals.json"
+SIGNALS = "signals.json"
 
 
 class Checkpointed(SeparateOffsetHead):
@@ -182,7 +182,7 @@ class Checkpointed(SeparateOffsetHead):
         signals = self.signals.state_dict(self._summed)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            self.on_policy.buffer.save(unfinished / REPLAY)
+            self.on_policy.save(unfinished)
             (unfinished / SIGNALS).write_text(json.dumps(signals) + "\n")
             self.state.save_to_json(str(unfinished / "trainer_state.json"))
             checkpoints.finish(folder, storage.fingerprints_of(unfinished))

@@ -16,7 +16,7 @@ class Signal:
     """One batch's contribution to a logged number: Σx, Σx² and the number of entries; `kind` says how contributions combine.
 
     A "total" is summed over the batches of a step and averaged over the steps that have it. A "mean" or "std" is taken over all
-    entries.
+    entries. A "count" is summed over all steps.
     """
 
     kind: str
@@ -42,6 +42,16 @@ class Signal:
     def share(cls, part: int, whole: int) -> "Signal":
         """The share of entries that have a property, of which `part` in `whole` have it."""
         return cls("mean", torch.tensor([part, part, whole], dtype=torch.float))
+
+    @classmethod
+    def rate(cls, amount: float, per: float) -> "Signal":
+        """An amount over another, such as seconds: the sum of the ones over the sum of the others."""
+        return cls("mean", torch.tensor([amount, 0.0, per], dtype=torch.float))
+
+    @classmethod
+    def count(cls, number: int) -> "Signal":
+        """A number of events."""
+        return cls("count", torch.tensor([number, 0.0, 0.0], dtype=torch.float))
 
     @classmethod
     def setting(cls, value: float) -> "Signal":
@@ -80,7 +90,7 @@ class Signals:
         numbers = {
             name: _combine(self._kind[name], *row, steps=len(self._steps[name]))
             for name, row in zip(names, moments, strict=True)
-            if self._kind[name] == "total" or row[2]
+            if self._kind[name] in ("total", "count") or row[2]
         }
         self.steps, self._kind, self._moments, self._steps = 0, {}, {}, {}
         return numbers
@@ -143,6 +153,8 @@ def _moments(values: Tensor) -> Float[Tensor, "3"]:
 
 
 def _combine(kind: str, total: float, squares: float, weight: float, *, steps: int) -> float:
+    if kind == "count":
+        return total
     if kind == "total":
         return total / steps
     mean = total / weight

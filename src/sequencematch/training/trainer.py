@@ -31,8 +31,9 @@ from sequencematch.training.inputs import as_policy, check_context, prepare, rem
 from sequencematch.training.losses import Batch, Weights
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.replay import Experience
-from sequencematch.training.rollouts import InlineRollouts, RolloutSource
-from sequencematch.training.saving import REPLAY, SIGNALS, Checkpointed
+from sequencematch.training.rollouts import RolloutSource
+from sequencematch.training.rollouts.making import rollout_source
+from sequencematch.training.saving import SIGNALS, Checkpointed
 from sequencematch.training.signals import Signal, Signals, describe
 from sequencematch.training.spread import check_spread, unsynced
 from sequencematch.training.step import (
@@ -117,7 +118,7 @@ class SequenceMatchTrainer(Checkpointed):
         self.on_policy = OnPolicy(
             args,
             inputs.prompts,
-            rollouts or InlineRollouts(),
+            rollout_source(args, rollouts, is_main=self.accelerator.is_main_process),
             self.accelerator,
             scores_prompt=read.scores_prompt,
             has_answers=not self.has_own_prompts,
@@ -153,6 +154,7 @@ class SequenceMatchTrainer(Checkpointed):
         described = describe("data", [t for batch in data for t in batch] or found[-1])
         self.signals.add(described if any(data) else {name: signal.empty() for name, signal in described.items()})
         model: list[Experience] = []
+        self.signals.add(self.on_policy.look_ahead(self.state.global_step, self.state.max_steps - 1))
         if self.args.needs_rollouts and self.args.bc_weight(self.state.global_step) < 1:
             # As many rollouts as data trajectories; every process takes its own part of the step's.
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
@@ -311,7 +313,7 @@ class SequenceMatchTrainer(Checkpointed):
         if found is not None:
             share = float(self.is_world_process_zero())
             self.signals.load_state_dict(json.loads((found / SIGNALS).read_text()), self.args.device, share)
-        self.on_policy.start(self.model, None if found is None else found / REPLAY)
+        self.on_policy.start(self.model, found)
         try:
             with limit_threads(self.model):
                 return super().train(resume_from_checkpoint=None if found is None else str(found), **options)

@@ -57,6 +57,9 @@ class AsynchronousSource(RolloutSource, Protocol):
     def tend(self) -> None:
         """Look after the workers: called at every step. It does not wait."""
 
+    def wait_for(self, first: int) -> Sequence[Experience]:
+        """Wait until the rollouts of a submitted request are there; they are still to be collected."""
+
     def restore(self, first: int, made: Sequence[Experience]) -> None:
         """Take back the rollouts of a request from a checkpoint: it is then submitted, and done."""
 
