@@ -106,18 +106,21 @@ class OnPolicy:
             flat = encoded([rollout for made in batches.values() for rollout in made])
             save_file({"batches": torch.tensor(numbers), **flat}, checkpoint / AHEAD)
 
-    def look_ahead(self, step: int, last_step: int) -> dict[str, Signal]:
+    def look_ahead(self, step: int, last_step: int) -> None:
         """Submit batches that will be due soon; called at the beginning of every step. Inline rollouts are not made ahead."""
         if self.workers is None:
-            return {}
+            return
         self.source.sync(step)
         self.workers.tend()
         outlook = self._outlook(step, last_step)
-        lead = min(outlook.lasts, self._max_staleness(outlook))
-        for first, due in outlook.upcoming(lead):
-            if self.ahead.get(first, -1) < due - self._max_staleness(outlook):  # new, or due later than it seemed
-                self._submit(first, due - self._max_staleness(outlook))
-        return dict(self.workers.signals())
+        oldest = self._max_staleness(outlook)
+        for first, due in outlook.upcoming(min(outlook.lasts, oldest)):
+            if first not in self.ahead or self.ahead[first] < due - oldest:  # new, or due later than it seemed
+                self._submit(first, due - oldest)
+
+    def signals_of_workers(self) -> dict[str, Signal]:
+        """Numbers to log about workers since the last step, if there are workers."""
+        return {} if self.workers is None else dict(self.workers.signals())
 
     def _outlook(self, step: int, last_step: int) -> Outlook:
         args = self.args
@@ -198,7 +201,7 @@ class OnPolicy:
         self.source.sync(step)
         if self.workers is not None:
             oldest = step - self._max_staleness(self._outlook(step, step))
-            if self.ahead.get(first, -1) < oldest or first not in self.ahead:
+            if first not in self.ahead or self.ahead[first] < oldest:
                 self._submit(first, oldest)
             del self.ahead[first]
         with self.accelerator.autocast():

@@ -64,8 +64,7 @@ class RolloutSettings:
     rollout_timeout_s: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that a worker may take for its part of a generation batch, or to start; then it is replaced. "
-            "Default: 600."
+            "help": "Seconds that a worker may take for its part of a generation batch; then it is replaced. Default: 600."
         },
     )
     rollout_without_workers: str | None = field(

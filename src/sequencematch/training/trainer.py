@@ -154,7 +154,7 @@ class SequenceMatchTrainer(Checkpointed):
         described = describe("data", [t for batch in data for t in batch] or found[-1])
         self.signals.add(described if any(data) else {name: signal.empty() for name, signal in described.items()})
         model: list[Experience] = []
-        self.signals.add(self.on_policy.look_ahead(self.state.global_step, self.state.max_steps - 1))
+        self.on_policy.look_ahead(self.state.global_step, self.state.max_steps - 1)
         if self.args.needs_rollouts and self.args.bc_weight(self.state.global_step) < 1:
             # As many rollouts as data trajectories; every process takes its own part of the step's.
             model, signals = self.on_policy.draw(num_data, self.state.global_step)
@@ -169,6 +169,7 @@ class SequenceMatchTrainer(Checkpointed):
             own_corrections = corrections[self.accelerator.process_index :: self.accelerator.num_processes]
             for place, batch in enumerate(data):
                 batch += own_corrections[place :: len(data)]
+        self.signals.add(self.on_policy.signals_of_workers())
         batches, draw = [], self._point_draw()
         for batch, spare in zip(data, found, strict=True):
             own, model = model[: len(batch)], model[len(batch) :]

@@ -1,23 +1,28 @@
 """Workers as actors of a Ray cluster, an existing one or one on this machine. Weights travel through Ray's object store."""
 
 import os
+import time
 import warnings
 from typing import Any
 
 import numpy
 import ray
 import torch
+from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from sequencematch.training.rollouts.pool import Done, Event, Failed, Lost, Ready
 from sequencematch.training.rollouts.worker import Made, Order, Setup, Worker
 
+#: Seconds between two calls of an idle actor.
+CALL_EVERY_S = 5.0
+
 
 class Actor:
     """A worker as an actor."""
 
-    def __init__(self, setup: Setup, frozen: "numpy.ndarray[Any, Any]") -> None:
+    def __init__(self, setup: Setup, frozen: NDArray[numpy.uint8]) -> None:
         """Build the worker."""
         self.worker = Worker(setup, _block(frozen))
 
@@ -25,7 +30,7 @@ class Actor:
         """The number of the actor's process."""
         return os.getpid()
 
-    def make(self, order: Order, weights: "numpy.ndarray[Any, Any]") -> Made:
+    def make(self, order: Order, weights: NDArray[numpy.uint8]) -> Made:
         """Make the rollouts of an order."""
         return self.worker.make(order, _block(weights))
 
@@ -41,6 +46,7 @@ class RayEngine:
         self.is_ours = False
         self.actors: dict[int, Any] = {}
         self.answers: dict[Any, int] = {}
+        self.heard_of: dict[int, float] = {}  # workers that have started, and when they were last called
         self.staged: Tensor | None = None
 
     def block(self, size: int) -> Tensor:
@@ -67,9 +73,15 @@ class RayEngine:
     def assign(self, worker: int, order: Order, weights: Any) -> None:
         """Call the actor."""
         self.answers[self.actors[worker].make.remote(order, weights)] = worker
+        self.heard_of[worker] = time.monotonic()
 
     def events(self, timeout_s: float) -> list[Event]:
-        """The calls that were answered, or failed."""
+        """The calls that were answered, or failed. Idle actors are called now and then, so that a dead one is noticed."""
+        called = set(self.answers.values())
+        for worker, since in self.heard_of.items():
+            if worker not in called and time.monotonic() - since > CALL_EVERY_S:
+                self.answers[self.actors[worker].process.remote()] = worker
+                self.heard_of[worker] = time.monotonic()
         pending = list(self.answers)
         if not pending:
             return []
@@ -95,11 +107,16 @@ class RayEngine:
             ]
         except RayError as error:
             return [Lost(worker, f"is gone ({str(error).strip().splitlines()[0]})")]
-        return [Done(worker, result) if isinstance(result, Made) else Ready(worker, result)]
+        if isinstance(result, Made):
+            return [Done(worker, result)]
+        is_new = worker not in self.heard_of
+        self.heard_of[worker] = time.monotonic()
+        return [Ready(worker, result)] if is_new else []
 
     def kill(self, worker: int) -> None:
         """Kill an actor, also one that hangs."""
         ray.kill(self.actors.pop(worker))
+        self.heard_of.pop(worker, None)
         self.answers = {answer: of for answer, of in self.answers.items() if of != worker}
 
     def stop(self) -> None:
@@ -123,7 +140,7 @@ class RayEngine:
         self.is_ours = True
 
 
-def _block(array: "numpy.ndarray[Any, Any]") -> Tensor:
+def _block(array: NDArray[numpy.uint8]) -> Tensor:
     """Memory of the object store as a tensor, which nobody writes to: it is read-only."""
     with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(array)

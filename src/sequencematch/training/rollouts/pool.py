@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 ERRORS, LOSSES = 3, 10
 #: Seconds between two messages that there is no worker, and the longest pause before a worker is started anew.
 SAY_EVERY_S, LONGEST_PAUSE_S = 60.0, 30.0
+#: Seconds that a worker may take to start: it imports torch and builds its copy of the policy.
+START_S = 600.0
 
 
 class RolloutWorkerError(RuntimeError):
@@ -203,10 +205,11 @@ class Pool:
             self._take(event)
         now = self.clock()
         for worker, member in list(self.members.items()):
-            is_bounded = member.order is not None or (member.process is None and not self.engine.has_queue)
-            if is_bounded and now - member.since > self.limit_s:
-                what = "started" if member.process is None else "answered"
-                self._lose(worker, f"has not {what} for {self.limit_s:g} s")
+            took_s = now - member.since
+            if member.process is None and took_s > START_S and not self.engine.has_queue:
+                self._lose(worker, f"has not started for {START_S:g} s")
+            elif member.order is not None and took_s > self.limit_s:
+                self._lose(worker, f"has not answered for {self.limit_s:g} s")
         self._launch()
         self._assign()
 

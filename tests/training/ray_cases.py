@@ -1,0 +1,101 @@
+"""Tests that start Ray, which asks outside addresses: `test_rollouts_ray.py` runs this file where there is only loopback."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from sequencematch.training.rollouts import pool as pools
+from sequencematch.training.rollouts.pool import Pool, RolloutWorkerError
+from tests.training.rollout_runs import Outcome, process_of, run, signal_one, total
+
+#: One worker and weights of the current step: such a run must equal the inline one, whatever happens to the worker.
+EXACT: dict[str, Any] = {"rollouts": "ray", "max_staleness": 0}
+
+
+@cache
+def inline(folder: Path, *, lora: bool = False) -> Outcome:
+    return run(folder, lora=lora)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> None:
+    """Nothing but loopback."""
+    assert [name for _, name in socket.if_nameindex()] == ["lo"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inline")
+
+
+def test_a_local_cluster_is_started_and_stopped_and_the_run_equals_inline(tmp_path: Path, folder: Path) -> None:
+    """Bit for bit, with LoRA under autocast to bfloat16."""
+    assert not ray.is_initialized()
+    found, _ = run(tmp_path, lora=True, **EXACT)
+    assert found.equals(inline(folder, lora=True))
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A machine without room for workers, to which the test is connected, and two more that it adds."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+def test_a_killed_and_a_hung_actor_change_nothing(tmp_path: Path, folder: Path, cluster: Cluster) -> None:
+    """Bit for bit. The trainer connects to a cluster by its address, and disconnects in the end."""
+    node = cluster.add_node(num_cpus=1)
+    counts = []
+    faults = {
+        4: signal_one(signal.SIGKILL),
+        8: signal_one(signal.SIGSTOP),
+        12: lambda pool: counts.append((pool.counts.received, pool.reported)),
+    }
+    found, trainer = run(tmp_path, faults, **EXACT, ray_address=cluster.address, rollout_timeout_s=5)
+    cluster.remove_node(node)
+    assert found.equals(inline(folder))
+    assert counts == [(24, 24)]
+    assert total(trainer, "rollouts/replaced") >= 2
+    assert total(trainer, "rollouts/duplicates") == 0
+    assert not ray.is_initialized()
+
+
+def test_a_node_may_be_removed_and_another_one_added(
+    tmp_path: Path, folder: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker is lost with its machine. Training says that there is none, waits, and goes on when a machine comes."""
+    monkeypatch.setattr(pools, "SAY_EVERY_S", 1.0)
+    nodes = [cluster.add_node(num_cpus=1)]
+
+    def remove(pool: Pool) -> None:
+        process_of(pool)
+        cluster.remove_node(nodes.pop())
+        warn = pools.logger.warning
+
+        def warned(message: str, *values: Any) -> None:
+            warn(message, *values)
+            if message.startswith("There is no rollout worker") and not nodes:
+                nodes.append(cluster.add_node(num_cpus=1))
+
+        monkeypatch.setattr(pools.logger, "warning", warned)
+
+    found, trainer = run(tmp_path, {5: remove}, **EXACT, ray_address=cluster.address)
+    cluster.remove_node(nodes.pop())
+    assert found.equals(inline(folder))
+    assert "There is no rollout worker: training waits. 1 of 1 are starting or wait for room" in caplog.text
+    assert total(trainer, "rollouts/replaced") >= 1
+
+
+def test_a_cluster_without_room_fails_the_run_if_that_is_asked_for(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(RolloutWorkerError, match="1 of 1 are starting or wait for room in the cluster"):
+        run(tmp_path, **EXACT, ray_address=cluster.address, rollout_timeout_s=2, rollout_without_workers="fail")
+    assert not ray.is_initialized()

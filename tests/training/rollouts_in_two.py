@@ -1,0 +1,45 @@
+"""Two processes that train together and share one rollout worker, replicated and sharded.
+
+accelerate launch --multi_gpu --num_processes 2 -m tests.training.rollouts_in_two FOLDER
+"""
+
+import gc
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.remembered_probe import remember_probes
+from tests.training.distributed_run import HOW, Result, run
+
+#: How old the weights may be: none, which equals inline, and some.
+AGES = (0, 2)
+
+
+def agreed(result: Result) -> bool:
+    """Whether all processes hold the same rollouts."""
+    everywhere: list[Any] = [None for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(everywhere, result.rollouts)
+    return all(rollouts == everywhere[0] for rollouts in everywhere)
+
+
+def main(folder: Path) -> None:
+    """Train, replicated and sharded; the first process writes the results down."""
+    gc.freeze()
+    remember_probes()
+    found: dict[str, Any] = {}
+    for how in HOW:
+        for age in AGES:
+            place = folder / f"{how}-{age}"
+            result = run(place, "sequencematch", (4, 1), sharded=how == "fsdp", rollouts="process", max_staleness=age)
+            found[f"{how}, {age}"] = {"result": asdict(result), "agreed": agreed(result)}
+    if torch.distributed.get_rank() == 0:
+        torch.save(found, folder / "found.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
