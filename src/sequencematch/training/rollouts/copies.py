@@ -6,6 +6,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from sequencematch.training.rollouts.weights import Layout, unpack
 
 #: Hooks by which transformers and PEFT let gradients reach checkpointed layers. A copy needs no gradients.
 _TRAINING_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")
+#: Attributes that a copy does without: compiled code, and the state of FSDP2.
+_NOT_COPIED = ("_compiled_call_impl", "__composable_api_state_key")
 #: What stands for the policy's own device.
 _DEVICE = "device"
 
@@ -60,11 +63,11 @@ class _Structure(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """A module without what training hangs on it: FSDP2's class and hooks, and wrapped forward passes of the policy."""
-        if getattr(obj, "__name__", "") in _TRAINING_HOOKS:
+        if getattr(obj, "__name__", "") in _TRAINING_HOOKS or _is_of_fsdp(obj):
             return operator.itemgetter(0), ((_no_hook,),)
         if not isinstance(obj, nn.Module):
             return NotImplemented
-        state = {name: value for name, value in obj.__getstate__().items() if name != "_compiled_call_impl"}
+        state = {name: value for name, value in obj.__getstate__().items() if not name.startswith(_NOT_COPIED)}
         kind = type(obj)
         if _is_sharding(kind):
             kind = next(base for base in kind.__mro__ if issubclass(base, nn.Module) and not _is_sharding(base))
@@ -76,6 +79,11 @@ class _Structure(pickle.Pickler):
 
 def _no_hook(*_: Any) -> None:
     """Takes the place of a hook that a copy does without."""
+
+
+def _is_of_fsdp(obj: Any) -> bool:
+    """Whether a function is one that FSDP2 hangs on modules."""
+    return isinstance(obj, FunctionType) and obj.__module__.startswith("torch.distributed.fsdp")
 
 
 def _is_sharding(kind: type) -> bool:
