@@ -2,7 +2,6 @@
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.alone import ALONE, ENVIRONMENT, can_be_alone
+
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).with_name("ray_cases.py")
 NAMES = [
     n.name for n in ast.parse(CASES.read_text()).body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")
 ]
-#: Runs a command where nothing but loopback exists.
-ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
-
-
-def can_be_alone() -> bool:
-    """Whether this machine lets us make a network namespace."""
-    tools = all(map(shutil.which, ("unshare", "ip")))
-    return tools and subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("ray")
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES), f"--junitxml={report}"]
-    own = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": "/tmp"}
+    own = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": "/tmp"}
     with (folder / "log.txt").open("w") as log:
         subprocess.run([*ALONE, *command], cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, check=False)
     assert report.is_file(), (folder / "log.txt").read_text()[-10_000:]
