@@ -1,7 +1,6 @@
 """Processes that train together share the workers of the first: all hold the same rollouts, and the run equals one process."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import programs
 from tests.training.distributed_run import HOW, Result, run
 from tests.training.rollouts_in_two import AGES
 from tests.training.test_distributed import LAUNCHER, ROOT, check_same
@@ -18,11 +18,9 @@ from tests.training.test_distributed import LAUNCHER, ROOT, check_same
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes found, started once."""
     folder = tmp_path_factory.mktemp("launched")
-    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hf")}
-    command = [sys.executable, "-m", *LAUNCHER.split(), "-m", "tests.training.rollouts_in_two", str(folder)]
-    with (folder / "log.txt").open("w") as log:
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, check=False)
-    assert done.returncode == 0, (folder / "log.txt").read_text()[-10_000:]
+    program = [sys.executable, "-S", programs.__file__, "-m", "tests.training.rollouts_in_two", str(folder)]
+    done = programs.run("-m", *LAUNCHER.split(), *program, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
     return torch.load(folder / "found.pt", weights_only=True)
 
 
