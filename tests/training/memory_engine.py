@@ -9,9 +9,10 @@ from torch import Tensor
 
 from sequencematch.core.mdp import ActionSpace, Trajectory
 from sequencematch.training.replay import Experience, encoded
+from sequencematch.training.rollouts.asynchronous import AsynchronousRollouts
 from sequencematch.training.rollouts.pool import Done, Event, Failed, Lost, Ready
 from sequencematch.training.rollouts.source import Request
-from sequencematch.training.rollouts.worker import Made, Order, Setup
+from sequencematch.training.rollouts.worker import Made, Order, Setup, Worker
 
 SPACE = ActionSpace(vocab_size=12, eos=10, bos=11)
 
@@ -102,3 +103,35 @@ class MemoryEngine:
 
     def fail(self, worker: int, error: str = "Traceback …\nRuntimeError: out of memory") -> None:
         self.pending.append(Failed(worker, error))
+
+
+class OwnEngine(MemoryEngine):
+    """Workers that make real rollouts, in this process, at once."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.workers: dict[int, Worker] = {}
+
+    def publish(self, block: Tensor) -> Tensor:
+        return block.clone()
+
+    def events(self, timeout_s: float) -> list[Event]:
+        found = super().events(timeout_s)
+        for worker in self.started:
+            if worker not in self.workers:
+                self.workers[worker] = Worker(self.setup, self.frozen)
+        return found
+
+    def stop(self) -> None:
+        """As if it were new."""
+        self.__init__()  # type: ignore[misc]
+
+    def assign(self, worker: int, order: Order, weights: Tensor) -> None:
+        self.pending.append(Done(worker, self.workers[worker].make(order, weights)))
+
+
+def own_source(*, workers: int = 1, sync_steps: int = 1) -> AsynchronousRollouts:
+    """A source whose workers are in this process."""
+    return AsynchronousRollouts(
+        OwnEngine(), workers=workers, device=None, threads=1, sync_steps=sync_steps, limit_s=60, waits=True
+    )
