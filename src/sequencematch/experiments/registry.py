@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 #: Name → what it shows, in one line.
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
+        "chain": "The paper's motivating chain: divergences as errors compound, and what they say about deleting. A second.",
         "exact_search": "Path-star graphs as a table, solved exactly: who leaves a dead end? A minute.",
         "path_star": "Networks on path-star graphs beside their peers. --preset gpu: half an hour on a GPU; cpu: a trial.",
         "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: an hour on a GPU; cpu: only a trial.",
