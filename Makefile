@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 unexport PYTHONDONTWRITEBYTECODE
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
-.PHONY: setup test test-fast test-browser lint format demo kills bench clean
+.PHONY: setup test test-fast test-browser lint format demo docs kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -43,6 +43,11 @@ format: setup  ## rewrite the code the way the check wants it
 demo: setup  ## a model deletes wrong digits; then three ways to train it are compared
 	$(BIN)/sequencematch demo
 
+docs: setup  ## build the docs site into build/site, without a network and without a warning
+	$(BIN)/python dev/pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'Open build/site/index.html, or for its search: $(BIN)/python -m http.server --directory build/site'
+
 kills: setup  ## kill training runs at 200 random file-system calls and compare each, resumed, with a run that was not: half an hour
 	$(BIN)/python -m tests.training.kills 200
 
@@ -50,4 +55,4 @@ bench: setup  ## training and sampling beside plain Hugging Face and the paper's
 	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:  ## remove what the other targets made
-	rm -rf .venv out
+	rm -rf .venv out build

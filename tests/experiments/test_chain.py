@@ -1,10 +1,13 @@
 """The paper's motivating chain: divergences in closed form, occupancies by hand, and where the paper's algebra slips."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from sequencematch.experiments import chain
 from sequencematch.experiments.chain import (
     Chain,
     chi2,
@@ -17,6 +20,8 @@ from sequencematch.experiments.chain import (
     total_variation,
     transitions,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_two_steps_by_hand() -> None:
@@ -111,3 +116,25 @@ def test_likelihood_does_not_see_deleting_and_the_divergences_of_occupancies_do(
 def test_a_chain_that_makes_no_sense_is_refused(settings: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Chain(**settings)  # type: ignore[arg-type]
+
+
+def test_the_page_its_figure_and_the_record_are_what_the_code_gives(tmp_path: Path) -> None:
+    chain.run(tmp_path, "sequencematch reproduce chain --out results/chain")
+    folder = ROOT / "results" / "chain"
+    found, recorded = (json.loads((place / chain.RESULTS).read_text()) for place in (tmp_path, folder))
+    assert found["settings"] == recorded["settings"]
+    for part in ("by_length", "right", "by_dose"):
+        assert found[part].keys() == recorded[part].keys()
+        for name, values in found[part].items():
+            assert values == pytest.approx(recorded[part][name], rel=1e-9), name
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    assert chain.markdown(recorded) in page
+    shares = [f"{100 * Chain(200, chain.ERROR, deletes).right:.1f} %" for deletes in (0.0, 0.9)]
+    assert f"turns {shares[0]} into {shares[1]}" in page
+    assert (folder / chain.FIGURE).read_bytes() == (ROOT / "docs" / "images" / chain.FIGURE).read_bytes()
+
+
+def test_the_figure_is_drawn_from_the_record_alone(tmp_path: Path) -> None:
+    (tmp_path / chain.RESULTS).write_text((ROOT / "results" / "chain" / chain.RESULTS).read_text())
+    chain.draw(tmp_path)
+    assert (tmp_path / chain.FIGURE).stat().st_size > 20_000
