@@ -200,7 +200,7 @@ def draw(folder: Path) -> None:
 
     results = json.loads((folder / RESULTS).read_text())
     settings, lengths, doses = results["settings"], results["settings"]["lengths"], results["settings"]["doses"]
-    figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(10.5, 3.8), layout="constrained")
     _lines(
         panels[0],
         lengths,
@@ -231,7 +231,7 @@ def draw(folder: Path) -> None:
     panels[2].set(
         ylim=(0, 1.08), xlabel="δ = p(<bkspc> | wrong token)", title=f"relative to δ = 0, n = {settings['length']}"
     )
-    figure.savefig(folder / FIGURE, dpi=110)
+    figure.savefig(folder / FIGURE, dpi=140)
     plt.close(figure)
 
 
@@ -240,4 +240,4 @@ def _lines(axes: Any, x: Sequence[float], lines: Mapping[str, Sequence[float]], 
         axes.plot(x, y, label=label, color=colour, lw=2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e5e5e5", lw=0.6)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small")
