@@ -127,7 +127,7 @@ def settings() -> str:
         "## Settings of generation",
         "The fields of `Sampling`: arguments of `Policy.generate` and `Policy.stream`, flags of `sequencematch generate` and, "
         "most of them, of `sequencematch evaluate`, fields of requests to a server. "
-        "[Generate, search, export](generation.md) explains them.",
+        "[Generate, stream, export](generation.md) explains them.",
         table(Sampling, [field.name for field in fields(Sampling)]),
     ]
     return "\n\n".join(parts) + "\n"
