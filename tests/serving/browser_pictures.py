@@ -1,4 +1,4 @@
-"""The README's picture of the playground: `python -m tests.serving.browser_pictures` opens the page, and writes two animations.
+"""The picture of the playground in docs/serving.md: `python -m tests.serving.browser_pictures` opens the page and writes two.
 
 `playground.gif` shows the page itself: a walk into a dead end and back, and a wrong node that is injected and deleted.
 `playground.svg` is what its button Record writes.
