@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 import typer
+from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.exceptions import TyperException
 
 from dev.pages import pages
+from sequencematch import SequenceMatchConfig, SequenceMatchTrainer
 from sequencematch.cli import app
 from sequencematch.data.examples import Reader
 from sequencematch.data.packaged import find_packaged
@@ -47,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: Models of the hub on the pages: a tiny one takes their place.
 HUB = ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M")
 #: Numbers that are made smaller → what a test gives them.
-SMALLER = {"max_steps": 2, "limit": 4}
+SMALLER = {"max_steps": 2, "limit": 4, "per_device_train_batch_size": 8}
 #: Pages whose `sequencematch` commands run; those of other pages are parsed.
 RUN = ("docs/get_started.md", "docs/train_your_own.md", "docs/recipes.md", "docs/bundled_models.md")
 #: Files that commands name and that readers bring along.
@@ -119,7 +122,7 @@ def printed(code: str) -> dict[int, str]:
 def smaller(text: str, folder: Path) -> str:
     """A block with fewer steps and rows, and the tiny model in place of those on the hub."""
     for name, most in SMALLER.items():
-        text = re.sub(rf"\b({name}[=:] ?)\d+", rf"\g<1>{most}", text)
+        text = re.sub(rf"\b({name}\"?[=:] ?)\d+", rf"\g<1>{most}", text)
     for name in HUB:
         text = text.replace(f'"{name}"', f'"{folder}"')
     return text
@@ -180,12 +183,53 @@ def test_a_print_that_says_something_else_is_noticed() -> None:
         execute("print(1 + 1)  # 3", "page", {})
 
 
+def test_what_the_faq_says_of_adapters_happens(here: Path) -> None:
+    rows = [{"prompt": "1+1=", "completion": "2"}]
+    args = SequenceMatchConfig("run", objective="bc", max_steps=1, save_strategy="no", report_to="none")
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = SequenceMatchTrainer("sequencematch/arithmetic-base", args, train_dataset=rows, peft_config=lora)
+    trainer.train()
+    trainer.save_model("whole")
+
+    def without(*names: str) -> str:
+        shutil.rmtree("copy", ignore_errors=True)
+        shutil.copytree("whole", "copy")
+        for name in names:
+            (here / "copy" / name).unlink()
+        return "copy"
+
+    with pytest.raises(ValueError, match=re.escape("is incomplete: sequencematch.json is missing")):
+        Policy.from_pretrained(without("sequencematch.json"))
+    edited = here / without() / "adapter_config.json"
+    edited.write_text(edited.read_text().replace("sequencematch/arithmetic-base", "elsewhere"))
+    with pytest.raises(ValueError, match=r"is damaged: adapter_config.json should have \d+ bytes"):
+        Policy.from_pretrained("copy")
+    row = Policy.from_pretrained("whole").backspace.row
+    plain = Policy.from_pretrained(without("sequencematch.json", "sequencematch.safetensors")).backspace.row
+    assert not torch.equal(row, plain)  # it loads, with an untrained <bkspc>
+    trainer.model.export("exported")
+    exported = AutoModelForCausalLM.from_pretrained("exported").generation_config
+    assert exported.suppress_tokens == [trainer.model.space.bkspc]
+
+
+#: Behind the README's code: how many of all wrong first digits its model corrects.
+CORRECTED = """
+wrong = [(f"{q}{d}", a) for q, a in sums for d in "0123456789" if d != a[0]]
+found = trainer.model.generate([prompt for prompt, _ in wrong], max_new_tokens=4, temperature=0).trajectories
+texts = [trainer.model.tokenizer.decode(trajectory.final_state.tokens[:-1]) for trajectory in found]
+print(sum(text.endswith(f"={answer}") for text, (_, answer) in zip(texts, wrong)) / len(wrong))
+"""
+
+
 def test_the_readmes_python_runs_as_it_stands(here: Path) -> None:
     """In a process of its own and an empty folder, as a reader would run it."""
     (block,) = [block for block in blocks("python") if block.page == "README.md"]
     assert len(block.text.strip().splitlines()) <= 16
-    done = subprocess.run([sys.executable, "-c", block.text], cwd=here, capture_output=True, text=True, check=False)
-    assert [line.strip() for line in done.stdout.splitlines()] == list(printed(block.text).values()), done.stderr
+    command = [sys.executable, "-c", block.text + CORRECTED]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    *said, corrected = (line.strip() for line in done.stdout.splitlines())
+    assert said == list(printed(block.text).values()), done.stderr
+    assert 0.8 < float(corrected) < 0.97  # about nine of ten
 
 
 def test_no_block_escapes_the_tests() -> None:
