@@ -23,7 +23,7 @@ LAYERS = [
     ("policy", "tasks", "metrics"),
     ("training",),
     ("evaluation",),
-    ("experiments", "serving"),
+    ("experiments", "serving", "doctor"),
     ("cli",),
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}

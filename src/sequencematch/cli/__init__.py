@@ -11,6 +11,7 @@ import typer
 from sequencematch import __version__
 from sequencematch.cli.data import data
 from sequencematch.cli.demo import demo
+from sequencematch.cli.doctor import doctor
 from sequencematch.cli.evaluate import evaluate
 from sequencematch.cli.export import export
 from sequencematch.cli.flags import FlagsCommand
@@ -68,6 +69,7 @@ COMMANDS: Mapping[Callable[..., None], Callable[[], Any] | None] = {
     plan: None,
     evaluate: lambda: importlib.import_module("sequencematch.evaluation").documentation(),
     data: lambda: importlib.import_module("sequencematch.evaluation").documentation(of_metrics=False),
+    doctor: None,
 }
 for command, documentation in COMMANDS.items():
     app.command(

@@ -52,32 +52,36 @@ def can_capture(policy: Module, model: Any) -> bool:
 
     False where capturing is known to fail. If a capture fails anyway, the step runs uncaptured.
     """
+    return why_not_captured(policy, model) is None
+
+
+def why_not_captured(policy: Module, model: Any) -> str | None:
+    """What keeps a decoding step from being captured, as a clause; None if nothing is known to."""
     config, device = model.config, model.get_input_embeddings().weight.device
-    is_ours = (
-        config._attn_implementation in ("sdpa", CAUSAL_PREFIX, "flex_attention") and model._supports_attention_backend
-    )
+    if device.type != "cuda":
+        return f"the model is on {device.type}, not on a CUDA GPU"
+    if {parameter.device for parameter in policy.parameters()} != {device}:
+        return "the model is spread over several devices"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing"
+    is_ours = config._attn_implementation in ("sdpa", CAUSAL_PREFIX, "flex_attention")
+    if not (is_ours and model._supports_attention_backend):
+        return f"attention is {config._attn_implementation!r}"
     # Gemma 2 caps its scores, gpt-oss has sinks, DeepSeek has values of another size than keys.
     is_plain = model._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
     has_one_dim = getattr(config, "v_head_dim", None) in (None, getattr(config, "qk_head_dim", None))
+    if not (is_plain and has_one_dim):
+        return "the model's attention is more than softmax(qk)v"
     # These rotary embeddings read positions on the host.
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {part.get("rope_type", "default") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if on_host := kinds & {"dynamic", "longrope"}:
+        return f"rotary embeddings of type {min(on_host)} read positions on the host"
     # A hook would run at capture and never again. PEFT's hook on the input embeddings does nothing here.
-    hooked = [
-        m
-        for m in model.modules()
-        if (m._forward_hooks or m._forward_pre_hooks) and m is not model.get_input_embeddings()
-    ]
-    return (
-        device.type == "cuda"
-        and {parameter.device for parameter in policy.parameters()} == {device}
-        and importlib.util.find_spec("triton") is not None
-        and is_ours
-        and is_plain
-        and has_one_dim
-        and not kinds & {"dynamic", "longrope"}
-        and not hooked
-    )
+    embeddings = model.get_input_embeddings()
+    if any((m._forward_hooks or m._forward_pre_hooks) and m is not embeddings for m in model.modules()):
+        return "the model has forward hooks, which a graph would not call"
+    return None
 
 
 class KernelCache(StackCache):
