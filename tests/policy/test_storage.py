@@ -57,7 +57,7 @@ def flip(path: Path) -> None:
 
 def test_a_saved_policy_lists_every_file_with_its_hash(saved: Path) -> None:
     files = json.loads((saved / MANIFEST).read_text())["files"]
-    assert files.keys() == {path.name for path in saved.iterdir()} - {MANIFEST}
+    assert files.keys() == {path.name for path in saved.iterdir()} - {MANIFEST, "README.md"}
     for name, entry in files.items():
         content = (saved / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -265,7 +265,7 @@ def test_a_save_that_is_killed_anywhere_leaves_the_older_policy_or_the_new_one_a
         if beside:
             storage.save_beside(number, None, backspace, target)
         else:
-            storage.save(number, None, backspace, target)
+            storage.save(number, None, backspace, target, "card")
 
     def prepare() -> None:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)

@@ -16,7 +16,7 @@ def card(base: str = "gpt2", **options: Any) -> ModelCard:
 
 def test_the_header_names_library_tags_and_base_model() -> None:
     header = {"base_model": "gpt2", "library_name": "sequencematch", "tags": ["backspace", "bc", "sequencematch"]}
-    assert card(objective="bc").data.to_dict() == header
+    assert card(objective="bc").data.to_dict() == header | {"pipeline_tag": "text-generation"}
 
 
 @pytest.mark.parametrize("base", ["", "{folder}"])

@@ -176,7 +176,7 @@ def test_a_run_in_epochs_is_resumed_to_the_same_schedule(tmp_path: Path, model: 
         (["--output-dir", "/proc/run"], "`output_dir` must be a folder that can be written to. Got /proc/run: /proc:"),
         (["--max-length", "500"], "`max_length` must fit the model's context of 128 tokens. Got 500."),
         (["--bc-steps", "3"], "`bc_steps`=3 must be below the run's 3 steps, or Eq. 4 is never used."),
-        (["--push-to-hub"], "`push_to_hub` needs `hub_strategy='end'`"),
+        (["--push-to-hub", "--hub-strategy", "every_save"], "`push_to_hub` needs `hub_strategy='end'`"),
     ],
 )
 @pytest.mark.parametrize("mode", [["--dry-run"], []])

@@ -22,30 +22,9 @@ NAME = "<bkspc>"
 _ENTRY_MODULE = "sequencematch.policy.decoding.custom_generate"
 #: An import from this package, in a file that is exported.
 _OWN_IMPORT = re.compile(r"^from (sequencematch\.policy\.[\w.]+) import", re.MULTILINE)
-CARD = """---
-library_name: transformers
-tags: [sequencematch, backtracking]
----
-
-# A language model that can delete
-
-This checkpoint has a `<bkspc>` action (id {bkspc}) that removes the last token it wrote
-([SequenceMatch](https://arxiv.org/abs/2306.05426), Cundy & Ermon, ICLR 2024). It needs torch and transformers only:
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)  # custom_generate/generate.py
-inputs = tokenizer("Once upon a time", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64, do_sample=True)[0], skip_special_tokens=True))
-```
-
-Without `trust_remote_code` it writes like any other model: `<bkspc>` is suppressed.
-"""
 
 
-def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
+def export(policy: Scorer, folder: Path, card: str, *, replace: bool = False) -> None:
     """Merge the adapter, fold the row into the output layer, add `<bkspc>` to the tokenizer, and write the folder atomically."""
     refuse_non_finite(policy.named_parameters())
     tokenizer, bkspc = copy.deepcopy(policy.tokenizer), policy.space.bkspc
@@ -67,7 +46,7 @@ def export(policy: Scorer, folder: Path, *, replace: bool = False) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         write_decoder(temporary / "custom_generate")
-        (temporary / "README.md").write_text(CARD.format(bkspc=bkspc, folder=folder.name))
+        (temporary / "README.md").write_text(card, "utf-8")
         write_sums(temporary, without=("README.md",))
 
     write_folder(folder, write, marker=None if replace else "custom_generate")

@@ -1,5 +1,6 @@
 """`Policy`: a Hugging Face causal language model that can delete; load, score, generate, save, export (§4)."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -9,9 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sequencematch.policy import storage
 from sequencematch.policy.backspace import Backspace
+from sequencematch.policy.card import export_card, policy_card
 from sequencematch.policy.decoding.decoder import ActionEvent
 from sequencematch.policy.export import export
 from sequencematch.policy.generation import Generation, Prompt, as_prompts, generate, stream
+from sequencematch.policy.hub import HubOptions, upload
 from sequencematch.policy.probe import select_attention
 from sequencematch.policy.sampling import Sampling, SamplingOptions
 from sequencematch.policy.scoring import Scorer
@@ -101,13 +104,35 @@ class Policy(Scorer):
         """Roll out from one prompt, yielding every action as it happens."""
         return stream(self, prompt, Sampling(**sampling))
 
-    def export(self, folder: str | Path, *, replace: bool = False) -> None:
+    def export(self, folder: str | Path, *, replace: bool = False, prompts: Sequence[str] = ()) -> None:
         """Write a plain Hugging Face checkpoint that backtracks by itself, without this library.
 
-        An earlier export in the folder is replaced, anything else only with `replace`.
+        An earlier export in the folder is replaced, anything else only with `replace`. The model card shows a deletion, if there
+        is one after `prompts`.
         """
-        export(self, Path(folder), replace=replace)
+        export(self, Path(folder), export_card(self, Path(folder).name, prompts), replace=replace)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model or its adapter, the tokenizer, the `<bkspc>` row and the offset head; all or nothing."""
-        storage.save(self.model, self.tokenizer, self.backspace, Path(folder))
+    def save_pretrained(self, folder: str | Path, *, prompts: Sequence[str] = ()) -> None:
+        """Write the model or its adapter, the tokenizer, the `<bkspc>` row, the offset head and a model card; all or nothing.
+
+        The card shows a deletion, if there is one after `prompts`.
+        """
+        self._save(Path(folder), policy_card(self, Path(folder).name, prompts))
+
+    def push_to_hub(
+        self, repo_id: str, *, plain: bool = False, prompts: Sequence[str] = (), **options: Unpack[HubOptions]
+    ) -> str:
+        """Upload what `save_pretrained` writes, or with `plain` what `export` writes, and return the commit's address.
+
+        A repository that does not exist is created. The model card shows a deletion, if there is one after `prompts`.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch, "policy")
+            if plain:
+                export(self, folder, export_card(self, repo_id, prompts))
+            else:
+                self._save(folder, policy_card(self, repo_id, prompts))
+            return upload(folder, repo_id, options)
+
+    def _save(self, folder: Path, card: str) -> None:
+        storage.save(self.model, self.tokenizer, self.backspace, folder, card)

@@ -32,10 +32,15 @@ BUNDLED: Mapping[str, Path] = MappingProxyType(
 )
 
 
-def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path) -> None:
-    """Write model or adapter, tokenizer, `<bkspc>` row and offset head; all or nothing."""
+def save(model: Any, tokenizer: PreTrainedTokenizerBase | None, backspace: Backspace, folder: Path, card: str) -> None:
+    """Write model or adapter, tokenizer, `<bkspc>` row, offset head and model card; all or nothing."""
     _refuse_non_finite(model, backspace, None)
-    write_folder(folder, lambda temporary: _write(temporary, model, tokenizer, backspace, None), marker=MANIFEST)
+
+    def write(temporary: Path) -> None:
+        _write(temporary, model, tokenizer, backspace, None)
+        (temporary / "README.md").write_text(card, "utf-8")
+
+    write_folder(folder, write, marker=MANIFEST)
 
 
 def save_beside(

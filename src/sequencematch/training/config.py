@@ -211,6 +211,7 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Must stay off: columns are read by the dataset."}
     )
+    hub_strategy: Any = field(default="end", metadata={"help": "Must be end: a push is made when the policy is saved."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Off: a non-finite loss stops the run."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Off: every parameter is used."})
     dataloader_pin_memory: bool = field(

@@ -15,14 +15,17 @@ from transformers.trainer import OPTIMIZER_NAME as OPTIMIZER
 from transformers.trainer import SCHEDULER_NAME as SCHEDULER
 from transformers.trainer_callback import ExportableState
 
+from sequencematch.data.examples import ExampleStream
 from sequencematch.data.locks import locked
 from sequencematch.data.seeds import hash_seed
 from sequencematch.policy import storage
+from sequencematch.policy.card import Deletion
 from sequencematch.policy.finite import named, non_finite
 from sequencematch.policy.sharding import gathered, is_sharded, shard_of
 from sequencematch.training import checkpoints
 from sequencematch.training.callbacks import NonFiniteError
-from sequencematch.training.card import model_card
+from sequencematch.training.card import SAMPLES, model_card, trained_deletion
+from sequencematch.training.collator import Collator
 from sequencematch.training.inputs import name_of
 from sequencematch.training.on_policy import OnPolicy
 from sequencematch.training.optimizer import SeparateOffsetHead
@@ -37,7 +40,10 @@ class Checkpointed(SeparateOffsetHead):
     """A trainer whose policy is saved in our format, and whose checkpoints are complete or absent."""
 
     on_policy: OnPolicy
+    collate: Collator
     identity: dict[str, Any]
+    #: For the model card; looked for when the policy is saved, not at checkpoints.
+    deletion: Deletion | None = None
 
     def _summed(self, moments: Tensor) -> Tensor:
         return self.accelerator.reduce(moments, "sum")
@@ -84,10 +90,20 @@ class Checkpointed(SeparateOffsetHead):
         if not self.args.should_save:
             return
         storage.save_beside(self.model.model, self.processing_class, self.model.backspace, folder, weights)
-        card = model_card(self.args, name_of(self.model), self.state.global_step)
-        (folder / "README.md").write_text(card)
+        if not _internal_call and weights is None and self.args.objective_value.deletes:
+            self.deletion = self._find_deletion()
+        card = model_card(self.args, name_of(self.model), self.state.global_step, self.deletion)
+        (folder / "README.md").write_text(card, "utf-8")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
+
+    def _find_deletion(self) -> Deletion | None:
+        """A deletion after prompts of the training data; None for a stream, which would have to be read again."""
+        if isinstance(self.on_policy.examples, ExampleStream):
+            return None
+        examples = self.on_policy.examples.prompts(0, SAMPLES, self.args.seed)
+        longest = min(self.args.max_prompt_length, self.args.context - 1)
+        return trained_deletion(self.model, examples, self.collate, longest)
 
     def _refuse_non_finite(self, consequence: str) -> None:
         """Stop every process if weights or the optimizer's state hold NaN or infinity in one of them."""
