@@ -7,6 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
 .PHONY: setup test test-fast test-browser lint format demo docs kills bench clean
+.PHONY: setup test test-fast test-browser test-lm-eval lint format demo kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -30,6 +31,12 @@ test-browser: setup  ## drive the playground in Chromium; installs Chromium, Pla
 	$(CHROMIUM) || apt-get install -y --no-install-recommends chromium || $(BIN)/playwright install --with-deps chromium
 	npm install --silent --no-save --prefix .venv/axe axe-core || echo 'npm is needed for axe: its test is skipped'
 	$(BIN)/python -m pytest tests/serving/test_playground.py
+
+test-lm-eval:  ## standard benchmarks, in an environment of its own: lm-eval needs an older python-dateutil than the other tests
+	$(PYTHON) -m venv .venv/lm-eval
+	grep -v '^python-dateutil' constraints.txt > .venv/lm-eval/constraints.txt
+	.venv/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv/lm-eval/constraints.txt --editable '.[lm-eval,peft]' beartype hypothesis pytest
+	.venv/lm-eval/bin/python -m pytest tests/evaluation/test_harness.py tests/cli/test_lm_eval.py
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

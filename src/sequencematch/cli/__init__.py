@@ -16,6 +16,7 @@ from sequencematch.cli.evaluate import evaluate
 from sequencematch.cli.export import export
 from sequencematch.cli.flags import FlagsCommand
 from sequencematch.cli.generate import generate
+from sequencematch.cli.lm_eval import lm_eval
 from sequencematch.cli.plan import plan
 from sequencematch.cli.reproduce import reproduce
 from sequencematch.cli.serve import serve
@@ -76,3 +77,6 @@ for command, documentation in COMMANDS.items():
         cls=None if documentation is None else FlagsCommand,
         context_settings={"ignore_unknown_options": documentation is not None, "obj": documentation},
     )(_one_line_errors()(command))
+app.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--about"]}  # --help is lm-eval's
+)(_one_line_errors()(lm_eval))
