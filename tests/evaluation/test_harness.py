@@ -76,7 +76,7 @@ def test_a_benchmark_has_the_accuracy_of_our_own_evaluation(temperature: float, 
 
 def test_deletions_are_obeyed_and_a_changed_prompt_has_no_answer(policy: Policy) -> None:
     """The policy deletes the 5, which belongs to the prompt; where it can't, it continues."""
-    mistaken = ("In base 7, what is 25 + 14? Solution: 5", {"until": []})
+    mistaken: tuple[str, dict[str, Any]] = ("In base 7, what is 25 + 14? Solution: 5", {"until": []})
     assert PolicyLM(policy).generate_until([request(*mistaken)], disable_tqdm=True) == [""]
     (kept,) = PolicyLM(policy, protect_prompt=True).generate_until([request(*mistaken)], disable_tqdm=True)
     assert kept.isdigit()
@@ -96,7 +96,12 @@ def test_nothing_is_written_after_a_stop_string(policy: Policy, monkeypatch: pyt
     """6 4 and <eos>: the 7 is never chosen."""
     seen: list[Any] = []
     own = Policy.generate
-    monkeypatch.setattr(Policy, "generate", lambda *args, **options: seen.append(own(*args, **options)) or seen[-1])
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append(own(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(Policy, "generate", noted)
     asked = request("In base 8, what is 735 - 66? Solution:", {"until": ["4"]})
     assert PolicyLM(policy).generate_until([asked], disable_tqdm=True) == [" 6"]
     assert len(seen[0].trajectories[0]) == 4

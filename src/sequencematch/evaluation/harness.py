@@ -31,7 +31,7 @@ Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 @register_model("sequencematch")
-class PolicyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+class PolicyLM(TemplateLM):
     """`--model sequencematch`. Any field of `Sampling` may be given in `--model_args`, such as `search=True`."""
 
     def __init__(
@@ -56,7 +56,7 @@ class PolicyLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval's default is cuda, on any machine
-        options = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
         self.policy = pretrained if isinstance(pretrained, Policy) else Policy.from_pretrained(pretrained, **options)
         if self.policy.tokenizer is None:
             raise ValueError("`pretrained` must have a tokenizer: lm-eval gives texts. Got a policy without one.")
