@@ -8,6 +8,7 @@ CHROMIUM := { command -v chromium || command -v chromium-browser || command -v g
 
 .PHONY: setup test test-fast test-browser lint format demo docs kills bench clean
 .PHONY: setup test test-fast test-browser test-lm-eval lint format demo kills bench clean
+.PHONY: setup test test-fast test-browser test-lm-eval notebook lint format demo kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -37,6 +38,11 @@ test-lm-eval:  ## standard benchmarks, in an environment of its own: lm-eval nee
 	grep -v '^python-dateutil' constraints.txt > .venv/lm-eval/constraints.txt
 	.venv/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv/lm-eval/constraints.txt --editable '.[lm-eval,peft]' beartype hypothesis pytest
 	.venv/lm-eval/bin/python -m pytest tests/evaluation/test_harness.py tests/cli/test_lm_eval.py
+
+notebook:  ## make examples/notebook.ipynb from notebook.md and run it, in an environment of its own
+	$(PYTHON) -m venv .venv/notebook
+	.venv/notebook/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . jupytext nbclient ipykernel
+	.venv/notebook/bin/python dev/notebook.py examples/notebook.md
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

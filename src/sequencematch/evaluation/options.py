@@ -1,15 +1,11 @@
 """A task by its name, with its options from flags."""
 
-import importlib
-import importlib.util
-import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from types import ModuleType
 from typing import Any
 
-from sequencematch.data.packaged import find_packaged
+from sequencematch.data.modules import load_module
 from sequencematch.data.rows import ENDINGS, ending
 from sequencematch.data.settings import kinds, parse_flags, typed
 from sequencematch.data.spelling import did_you_mean
@@ -63,30 +59,10 @@ def _own(name: str) -> type[Task]:
     expected = f"one of {', '.join(TASKS)}, a file of rows, or one of your own as file.py:Class or package.module:Class"
     if not place:
         raise ValueError(f"`task` must be {expected}. Got {name!r}{did_you_mean(name, TASKS) or '.'}")
-    module = _module(place)
+    module = load_module("task", place)
     kind = getattr(module, member, None)
     if not (isinstance(kind, type) and issubclass(kind, Task) and is_dataclass(kind)):
         near = did_you_mean(member, vars(module)) if kind is None else ""
         got = "has none" if kind is None else "has something else"
         raise ValueError(f"`task` must name a dataclass that is a `Task`, {member!r} here. {place} {got}{near or '.'}")
     return kind
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # the module exists, but one of its imports does not
-            raise ValueError(f"`task` must be in a file or a module. Got {place}: {error}.") from error
-    path = find_packaged(place)
-    if not path.is_file():
-        raise ValueError(f"`task` must be in an existing file. Got {place}.")
-    spec = importlib.util.spec_from_file_location(f"task in {place}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses resolve annotations there
-    spec.loader.exec_module(module)
-    return module

@@ -8,10 +8,11 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from sequencematch.core.divergences import DIVERGENCES, Divergence, chi2_mixture
-from sequencematch.core.integral_metrics import INTEGRAL_METRICS, IntegralMetric, wasserstein
+from sequencematch.core.divergences import DIVERGENCES
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS, IntegralMetric
 from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
+from sequencematch.training.divergences import find_divergence
 from sequencematch.training.losses import OBJECTIVES, Objective
 from sequencematch.training.presets import PRESETS
 from sequencematch.training.rollout_settings import WHERE, RolloutSettings
@@ -21,7 +22,6 @@ AUTO = "auto"
 #: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes; or one of the first two.
 NOISE_SOURCES = (AUTO, "uniform", "tokens", "model")
 
-_DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({**DIVERGENCES, **INTEGRAL_METRICS})
 #: Fields of `TrainingArguments` → the values that a policy supports.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -51,7 +51,7 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
         default="chi2_mixture",
         metadata={
             "help": f"The φ of Eq. 4: {', '.join(DIVERGENCES)}. Paper: chi2_mixture (§4, App. D). Or an integral metric: "
-            f"{', '.join(INTEGRAL_METRICS)} (§3.2)."
+            f"{', '.join(INTEGRAL_METRICS)} (§3.2). Or your own: file.py:VALUE."
         },
     )
     alpha: float = field(
@@ -225,13 +225,12 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     def __post_init__(self) -> None:
         """Refuse settings that can't work, before a model is loaded."""
         check_choice("objective", self.objective, OBJECTIVES)
-        check_choice("divergence", self.divergence, _DIVERGENCES)
         check_choice("noise_source", self.noise_source, NOISE_SOURCES)
         check_alpha(self.alpha)
         check_gamma(self.gamma)
         if self.noise_rate is None:
             self.noise_rate = 0.1 if self.objective_value.deletes else 0.0
-        self.divergence_value = self._divergence()
+        self.divergence_value = find_divergence(self.divergence, self.mixture_weight, self.lipschitz_weight)
         if not 0 <= self.noise_rate <= 1:
             raise ValueError(f"`noise_rate` must be a probability in [0, 1]. Got {self.noise_rate}.")
         if self.noise_rate and not self.objective_value.deletes:
@@ -387,11 +386,6 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
         """
         left_out = ("model_init_kwargs", "resume_anyway", "stop_after_minutes", *WHERE)
         return {name: getattr(self, name) for name in OWN_FIELDS if name not in left_out} | {"seed": self.seed}
-
-    def _divergence(self) -> Divergence:
-        if self.divergence == "wasserstein":
-            return wasserstein(self.lipschitz_weight)
-        return chi2_mixture(self.mixture_weight) if self.divergence == "chi2_mixture" else _DIVERGENCES[self.divergence]
 
 
 _INHERITED = {f.name for f in fields(TrainingArguments)}
