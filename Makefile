@@ -9,6 +9,7 @@ CHROMIUM := { command -v chromium || command -v chromium-browser || command -v g
 .PHONY: setup test test-fast test-browser lint format demo docs kills bench clean
 .PHONY: setup test test-fast test-browser test-lm-eval lint format demo kills bench clean
 .PHONY: setup test test-fast test-browser test-lm-eval notebook lint format demo kills bench clean
+.PHONY: setup test test-fast test-browser test-lm-eval test-trackers notebook wheel-check lint format demo kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -39,10 +40,18 @@ test-lm-eval:  ## standard benchmarks, in an environment of its own: lm-eval nee
 	.venv/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv/lm-eval/constraints.txt --editable '.[lm-eval,peft]' beartype hypothesis pytest
 	.venv/lm-eval/bin/python -m pytest tests/evaluation/test_harness.py tests/cli/test_lm_eval.py
 
+test-trackers:  ## tables of rollouts in TensorBoard, W&B (offline) and trackio, in an environment of its own
+	$(PYTHON) -m venv .venv/trackers
+	.venv/trackers/bin/python -m pip install --quiet --disable-pip-version-check --editable . --constraint constraints.txt beartype hypothesis pytest tensorboard trackio wandb
+	.venv/trackers/bin/python -m pytest tests/training/test_trackers.py
+
 notebook:  ## make examples/notebook.ipynb from notebook.md and run it, in an environment of its own
 	$(PYTHON) -m venv .venv/notebook
 	.venv/notebook/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . jupytext nbclient ipykernel
 	.venv/notebook/bin/python dev/notebook.py examples/notebook.md
+
+wheel-check:  ## install the built wheel into an empty environment and use it from an empty folder, each step timed: some minutes
+	$(PYTHON) dev/wheel_check.py
 
 lint: setup  ## format, lint and types
 	$(BIN)/ruff format --check --quiet

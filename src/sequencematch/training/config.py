@@ -203,9 +203,9 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     )
 
     log_completions: bool = field(
-        default=False, metadata={"help": "Print some of the new rollouts, with their deletions."}
+        default=False, metadata={"help": "Print some of the new rollouts, with their deletions; trackers get a table."}
     )
-    num_completions_to_print: int = field(default=3, metadata={"help": "Rollouts that log_completions prints."})
+    num_completions_to_print: int = field(default=3, metadata={"help": "Rollouts that log_completions shows."})
 
     logging_steps: float = field(default=10, metadata={"help": "Steps between two log lines."})
     remove_unused_columns: bool = field(

@@ -46,6 +46,7 @@ from sequencematch.training.step import (
     point_draw,
 )
 from sequencematch.training.stopping import StopEarly
+from sequencematch.training.trackers import log_table, table_of
 
 
 class SequenceMatchTrainer(Checkpointed):
@@ -122,13 +123,18 @@ class SequenceMatchTrainer(Checkpointed):
             self.accelerator,
             scores_prompt=read.scores_prompt,
             has_answers=not self.has_own_prompts,
-            show=lambda trajectories, step: self.progress.show(self.model, trajectories, step),
+            show=self._show,
         )
         for default in (ProgressCallback, PrinterCallback):
             self.remove_callback(default)
         self.stop = StopEarly(args.stop_after_minutes, self._highest)
         for own in (self.progress, RolloutWarnings(remedy(policy)), StopAtNonFiniteGradients(), self.stop):
             self.add_callback(own)
+
+    def _show(self, trajectories: list[Trajectory], step: int) -> None:
+        """Rollouts on the terminal, and as a table in the trackers."""
+        self.progress.show(self.model, trajectories, step)
+        log_table(self.callback_handler.callbacks, table_of(self.model, trajectories, step), step)
 
     def get_train_dataloader(self) -> Any:
         """As in transformers, but with its own generator: draws from torch's global one would change the model's dropout."""
