@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.test_architecture import PACKAGE
+
 PACKAGES = {
     "sequencematch": ["Policy", "SequenceMatchConfig", "SequenceMatchTrainer", "__version__", "generate"],
     "sequencematch.policy": ["Generation", "Policy", "Sampling", "SamplingOptions", "backtrack", "contrastive_search"],
@@ -33,3 +35,12 @@ def test_generate_is_the_function_for_custom_generate() -> None:
     assert (
         importlib.import_module("sequencematch").generate is importlib.import_module("sequencematch.policy").backtrack
     )
+
+
+def test_the_page_of_public_names_is_what_the_code_offers() -> None:
+    """A name or an argument that is added, renamed or removed changes the page: `python -m dev.api > docs/api.md`."""
+    written = (PACKAGE.parents[1] / "docs" / "api.md").read_text()
+    done = subprocess.run([sys.executable, "-m", "dev.api"], cwd=PACKAGE.parents[1], capture_output=True, text=True)
+    assert done.stdout == written, done.stderr
+    for name in ("`Policy.from_pretrained(source, *, tokenizer,", "`sequencematch_loss(data, model, *, divergence,"):
+        assert name in written
