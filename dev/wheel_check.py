@@ -9,6 +9,7 @@ request and stop at SIGTERM. torch and all else come in the versions of constrai
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,10 +25,16 @@ EXTRAS = "serve,arithmetic,plot"
 
 
 def timed(what: str, work: Callable[[], str]) -> None:
-    """Do something, and print what came of it with the seconds that it took."""
-    start = time.perf_counter()
+    """Do something, and print what came of it with the seconds that passed and those of all processors together."""
+    start, used = time.perf_counter(), _used()
     found = work()
-    print(f"{what}: {found}, {time.perf_counter() - start:.1f} s", flush=True)
+    print(f"{what}: {found}, {time.perf_counter() - start:.1f} s ({_used() - used:.1f} s of CPU)", flush=True)
+
+
+def _used() -> float:
+    """Seconds of CPU of all commands that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def run(*command: str | Path, folder: Path) -> str:
