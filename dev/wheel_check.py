@@ -91,23 +91,26 @@ def check(scratch: Path) -> None:
         return f"{len(printed.splitlines())} lines"
 
     def serve() -> str:
-        command = [str(program), "serve", "sequencematch/arithmetic", "--port", "0"]
+        model = "sequencematch/arithmetic"
+        command = [str(program), "serve", model, "--port", "0"]
+        body = {"model": model, "prompt": QUESTION, "temperature": 0, "max_tokens": 8}
         with subprocess.Popen(
             command, cwd=empty, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
         ) as server:
             assert server.stdout is not None
-            address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\w.:]+", line)))
-            body = {"model": "arithmetic", "prompt": QUESTION, "temperature": 0, "max_tokens": 8}
-            request = urllib.request.Request(
-                f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = json.load(answer)["choices"][0]["text"]
-            server.send_signal(signal.SIGTERM)
-            server.stdout.read()
-            code = server.wait(timeout=60)
-        assert (text.strip(), code) == ("42", 0), (text, code)
-        return f"answered {text.strip()}, exit code {code} after SIGTERM"
+            try:
+                address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\w.:]+", line)))
+                request = urllib.request.Request(
+                    f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+                )
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    text = json.load(answer)["choices"][0]["text"]
+                server.send_signal(signal.SIGTERM)
+                code = server.wait(timeout=60)
+            finally:
+                server.kill()
+        assert (text.strip(), code) == ("42", -signal.SIGTERM), (text, code)  # 143 in a shell
+        return f"answered {text.strip()}, stopped by SIGTERM"
 
     steps: Sequence[tuple[str, Callable[[], str]]] = (
         ("build", build),
