@@ -13,17 +13,18 @@ import pytest
 from huggingface_hub import ModelCard
 
 from sequencematch.policy.storage import BUNDLED
+from tests.test_architecture import PACKAGE
 from tests.training.fake_hub import FakeHub, fake_hub
 
 MISTAKEN = "In base 7, what is 25 + 14? Solution: 5"
+#: The first block of docs/hub.md.
+DOCUMENTED = re.findall(r"```text\n(.*?)```", (PACKAGE.parents[1] / "docs" / "hub.md").read_text(), flags=re.DOTALL)[0]
 SCRIPT = f"""
 import json
-from pathlib import Path
-from sequencematch import Policy, SequenceMatchConfig, SequenceMatchTrainer
+from sequencematch import SequenceMatchConfig, SequenceMatchTrainer
 
-policy = Policy.from_pretrained("sequencematch/arithmetic")
-printed = {{"policy": policy.push_to_hub("me/adds", prompts=["{MISTAKEN}"], private=True, token="hf_secret")}}
-printed["plain"] = policy.push_to_hub("me/adds-plain", plain=True, commit_message="Plain", token="hf_secret")
+{DOCUMENTED.replace("out/run/final", "sequencematch/arithmetic")}
+printed = {{"policy": policy.push_to_hub("me/again", token="hf_other", commit_message="Again")}}
 
 rows = [{{"prompt": "In base 5, what is 1 + 1? Solution:", "completion": " 2", "noise_tokens": list("01234")}}]
 args = SequenceMatchConfig(
@@ -46,7 +47,13 @@ print(json.dumps(printed))
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeHub, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("pushed")
     with fake_hub() as hub:
-        mine = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf")}
+        mine = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HOME": str(folder / "hf"),
+            "HF_TOKEN": "hf_mine",
+        }
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT], cwd=folder, env={**os.environ, **mine}, capture_output=True, text=True
         )
@@ -58,10 +65,10 @@ def test_a_pushed_policy_loads_by_its_name_and_deletes(pushed: tuple[FakeHub, di
     """19 + 11 = 30 = 4·7 + 2: all three delete the 5."""
     hub, printed = pushed
     assert printed["answers"] == ["42"] * 3
-    assert printed["policy"].startswith(f"{hub.url}/me/adds/commit/")
-    assert hub.messages == ["Upload a policy", "Plain", "Model save"]
-    assert hub.visibility == {"me/adds": "private", "me/adds-plain": None, "me/trained": None}
-    assert hub.keys == {"Bearer hf_secret"}
+    assert printed["policy"].startswith(f"{hub.url}/me/again/commit/")
+    assert hub.messages == ["Upload a policy", "Upload a policy", "Again", "Model save"]
+    assert hub.visibility == {"me/adds": "private", "me/adds-plain": None, "me/again": None, "me/trained": None}
+    assert hub.keys == {"Bearer hf_mine", "Bearer hf_other", "Bearer hf_secret"}
 
 
 def test_a_push_holds_what_is_saved_and_nothing_else(pushed: tuple[FakeHub, dict[str, Any]]) -> None:
