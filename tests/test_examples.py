@@ -123,7 +123,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     names: dict[str, Any] = {}
     for kind, text in cells((EXAMPLES / "notebook.md").read_text()):
         if kind == "code":
-            exec(text.replace("max_steps=250", "max_steps=4").replace("bc_steps=120", "bc_steps=2"), names)
+            exec(text.replace("max_steps=250", "max_steps=4"), names)
     assert names["mistaken"].texts == ["42"]
     assert names["trainer"].state.global_step == 4
 
