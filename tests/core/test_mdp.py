@@ -172,7 +172,19 @@ def test_a_wrong_trajectory_is_refused(change: dict[str, object], message: str) 
         dataclasses.replace(trajectory, **change)  # type: ignore[arg-type]
 
 
+def test_a_sequence_that_just_fits_is_not_cut() -> None:
+    """Cut one node shorter, it would execute <eos>, id 5, instead of its own end, 3."""
+    space = ActionSpace(vocab_size=6, eos=5, ends=frozenset({3, 5}))
+    whole = Trajectory.demonstration(space, (4,), (1, 2), end=3)  # four nodes
+    assert whole.truncate(4) == whole
+    assert whole.truncate(4).executed == (1, 2, 3)
+    assert whole.truncate(3).executed == (1, 5)
+    assert whole.truncate(3).chosen == (1, 2)
+
+
 def test_a_long_sequence_is_shortened_in_the_error() -> None:
+    with pytest.raises(ValueError, match=re.escape("`prompt` must hold tokens only: <bkspc> (id 6)")):
+        Trajectory.demonstration(SPACE, (4, BK), (1,))
     with pytest.raises(ValueError, match=re.escape("Got (4, 1, 1, 1, 1, 1, … 31 in all).")):
         Trajectory.demonstration(SPACE, (4, *[1] * 29, BK), (1,))
 
@@ -192,6 +204,10 @@ def test_other_wrong_arguments_are_refused() -> None:
         ValueError, match=re.escape("`pad` must be a token id in [0, vocab_size). Got pad=9 with vocab_size=6")
     ):
         ActionSpace(vocab_size=6, eos=5, pad=9)
+    with pytest.raises(
+        ValueError, match=re.escape("`ends` must be a token id in [0, vocab_size). Got ends=7 with vocab_")
+    ):
+        ActionSpace(vocab_size=6, eos=5, ends=frozenset({2, 7}))
     with pytest.raises(ValueError, match=re.escape("`floor` must be at least 1: a state is never empty. Got floor=0.")):
         step(SPACE, State((4,)), BK, floor=0)
     with pytest.raises(ValueError, match=re.escape("`prompt` must hold at least one token, such as <bos>")):
