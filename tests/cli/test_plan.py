@@ -1,6 +1,8 @@
 """`sequencematch plan` prints a table or JSON, and one line for what it can't plan."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +60,11 @@ def test_a_bundled_model_is_planned_by_its_config() -> None:
 )
 def test_what_cannot_be_planned_is_one_line(arguments: tuple[str, ...], text: str) -> None:
     check_error(run("plan", *arguments), text)
+
+
+def test_plans_in_the_document_are_what_the_command_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    shown = re.findall(r"```text\n\$ sequencematch (plan .*)\n((?:.*\n)*?)```", text)
+    assert len(shown) == 3
+    for command, output in shown:
+        assert run(*command.split()).stdout == output

@@ -422,7 +422,7 @@ def test_a_summary_is_the_same_recipe_in_full_and_says_how_much_data_there_is(
         "lr_scheduler_type": "linear",
         "save_strategy": "no",
     }
-    changes |= {"accelerator_config": {"split_batches": True}, "learning_rate": None}
+    changes |= {"accelerator_config": {"non_blocking": True}, "learning_rate": None}
     read = read_recipe(write(tmp_path, model, **changes))
     text = summary(read)
     longest = max(len(word) for word in tiny_run.WORDS)

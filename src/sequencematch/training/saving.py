@@ -162,11 +162,9 @@ class Checkpointed(SeparateOffsetHead):
         if saved in (0, self.args.world_size):
             super()._load_rng_state(checkpoint)
             return
-        logger.warning(
-            "Resumed on %d processes instead of %d: dropout draws other numbers from here on.",
-            self.args.world_size,
-            saved,
-        )
+        if self.is_world_process_zero():
+            text = "Resumed on %d processes instead of %d: dropout draws other numbers from here on."
+            logger.warning(text, self.args.world_size, saved)
         set_seed(hash_seed("resumed", self.args.seed, self.state.global_step, self.args.process_index) % 2**32)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:

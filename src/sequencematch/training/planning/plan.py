@@ -102,6 +102,8 @@ class Plan:
             f"{self.work.generation_batch} rollouts takes {self.generation_s:.1f} s."
         )
         if self.apart is not None:
+            whole = self.gpus * self.work.generation_batch
+            yield f"In turn, set `generation_batch_size` to {whole}, which is over all GPUs, and `replay_size` to no less."
             yield f"Apart, a rollout is {self.behind_steps:.1f} steps old when it reaches the buffer."
         yield f"The buffer's rollouts are on average {self.age_steps:.0f} steps older than that when they are drawn."
         if not self.best.fits:
