@@ -6,10 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 unexport PYTHONDONTWRITEBYTECODE
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
-.PHONY: setup test test-fast test-browser lint format demo docs kills bench clean
-.PHONY: setup test test-fast test-browser test-lm-eval lint format demo kills bench clean
-.PHONY: setup test test-fast test-browser test-lm-eval notebook lint format demo kills bench clean
-.PHONY: setup test test-fast test-browser test-lm-eval test-trackers notebook wheel-check lint format demo kills bench clean
+.PHONY: setup test test-fast test-browser test-lm-eval test-trackers notebook wheel-check lint format demo docs kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 

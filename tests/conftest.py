@@ -90,7 +90,6 @@ SLOW = (
     "tests/tasks/test_sudoku.py",
     "tests/test_code_blocks.py",
     "tests/test_site.py::test_the_site_builds",
-    "tests/test_documents.py::test_the_readmes",
     "tests/test_examples.py",
     "tests/test_public_names.py::test_the_page_of_public_names",
     "tests/training/test_defaults.py",
