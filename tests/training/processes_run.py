@@ -33,7 +33,8 @@ from tests.training.distributed_run import WORDS, Case, policy, rows, shard
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Beginnings of the variables by which `accelerate launch` tells its processes to use FSDP.
 FSDP = ("ACCELERATE_USE_FSDP", "FSDP_")
-#: A step has six rows. Sixteen rows are not a multiple: of the four in an epoch's last step the third process has none.
+#: A step has six rows: three processes take one each, twice. Sixteen rows are not a multiple: where two processes share the last
+#: four of an epoch, one has one of them; where three do, only the first has a row in the second half of the step.
 GLOBAL_BATCH, STEPS, SAVED = 6, 20, 10
 #: What is trained, and how it is spread: by DDP; by `fully_shard` in the caller's hands; by accelerate with its FSDP2 plugin.
 KINDS = ("full", "lora")
@@ -79,8 +80,10 @@ def resumed_name(saved: tuple[int, str, str], onto: tuple[int, str]) -> str:
 
 def arguments(folder: Path, processes: int, **changes: Any) -> SequenceMatchConfig:
     """Adam, whose state must be resumed. Its ε is large, or gradients of nearly 0 would count by their sign alone."""
+    accumulated = 2 if processes == 3 else 1
     settings: dict[str, Any] = {
-        "per_device_train_batch_size": GLOBAL_BATCH // processes,
+        "per_device_train_batch_size": GLOBAL_BATCH // processes // accumulated,
+        "gradient_accumulation_steps": accumulated,
         "max_steps": STEPS,
         "optim": "adamw_torch",
         "adam_epsilon": 1e-2,
@@ -184,7 +187,8 @@ def refusals(folder: Path) -> list[str]:
     said = []
     for how, per_process, version in (("ddp", 1, "2"), ("ddp", 4, "2"), ("fsdp plugin", 2, "1")):
         try:
-            run(folder, how, "full", 3, resume=True, per_device_train_batch_size=per_process, fsdp_version=version)
+            sizes = {"per_device_train_batch_size": per_process, "gradient_accumulation_steps": 1}
+            run(folder, how, "full", 3, resume=True, fsdp_version=version, **sizes)
         except ValueError as error:
             said.append(str(error))
         forget_accelerate()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import DistributedType
+from accelerate.commands.config.config_args import load_config_from_file
 
 from tests.training import processes_run
 from tests.training.processes_run import KINDS, RESUMED, SAVED, SPREAD, STEPS, Result, name_of, resumed_name
@@ -97,3 +99,11 @@ def test_other_numbers_of_rows_in_a_step_are_refused_and_the_fitting_settings_na
 
 def test_fsdp_1_is_refused(found: Found) -> None:
     assert found.said[2] == "`fsdp_version` must be 2: rollouts gather the weights, which FSDP 1 flattens. Got 1."
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero2", "DEEPSPEED")])
+def test_the_examples_of_accelerates_configuration_are_read_by_accelerate(name: str, kind: str) -> None:
+    found = load_config_from_file(str(ROOT / "examples" / "accelerate" / f"{name}.yaml"))
+    assert (found.distributed_type, found.num_processes, found.mixed_precision) == (DistributedType[kind], 8, "bf16")
+    assert found.fsdp_config.get("fsdp_version") == (2 if kind == "FSDP" else None)
+    assert found.deepspeed_config.get("zero_stage") == (2 if kind == "DEEPSPEED" else None)
