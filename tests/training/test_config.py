@@ -1,5 +1,6 @@
 """The configuration: the schedule, the paper's recipes, and errors before anything is loaded."""
 
+import importlib.util
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,13 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     again = trainer(tmp_path, max_steps=2)
     with pytest.raises(ValueError, match=r"which has checkpoint-2. Resume it with `resume_from_checkpoint=True`"):
         again.train()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_deepspeed_is_asked_for_where_it_is_missing(tmp_path: Path) -> None:
+    text = r"`deepspeed` needs the package deepspeed: pip install 'sequencematch\[deepspeed\]'\."
+    with pytest.raises(ValueError, match=text):
+        config(tmp_path, deepspeed={"zero_optimization": {"stage": 2}})
 
 
 @pytest.mark.parametrize("wrong", [{"split_batches": True}, {"even_batches": False}])

@@ -12,6 +12,7 @@ from sequencematch.core.divergences import DIVERGENCES
 from sequencematch.core.integral_metrics import INTEGRAL_METRICS, IntegralMetric
 from sequencematch.core.objectives import check_alpha, check_gamma
 from sequencematch.data.spelling import check_choice
+from sequencematch.extras import require
 from sequencematch.training.divergences import find_divergence
 from sequencematch.training.losses import OBJECTIVES, Objective
 from sequencematch.training.presets import PRESETS
@@ -321,6 +322,8 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
                 )
         if self.remove_unused_columns:
             raise ValueError("`remove_unused_columns` must stay False: the columns are read by the dataset itself.")
+        if self.deepspeed:
+            require("deepspeed", "deepspeed", "`deepspeed`")
         if self.accelerator_config is None or isinstance(self.accelerator_config, dict):
             # A stream is read in every process: batches hold trajectories, which can't be sent as tensors.
             self.accelerator_config = {"dispatch_batches": False, **(self.accelerator_config or {})}
