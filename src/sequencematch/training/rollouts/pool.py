@@ -157,7 +157,7 @@ class Pool:
     @property
     def alive(self) -> list[int]:
         """The processes of the workers that have started."""
-        return [member.process for member in self.members.values() if member.process is not None]
+        return [member.process for member in list(self.members.values()) if member.process is not None]
 
     @property
     def reported(self) -> int:
