@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alone import be_alone
-from benchmarks.timing import write_json
+from benchmarks.timing import provenance, write_json
 from sequencematch.evaluation import evaluate
 from sequencematch.experiments import demo
 from sequencematch.training import SequenceMatchTrainer
@@ -81,6 +81,7 @@ def main() -> int:
     except ValueError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
+    provenance()  # of the commit that is measured, whatever is committed meanwhile
     runs = []
     for seed in range(args.seeds):
         for place in ("inline", args.rollouts):

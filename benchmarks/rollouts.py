@@ -4,9 +4,9 @@ python -m benchmarks.rollouts step --device cuda --shape Llama-2-7b --lora --out
 python -m benchmarks.rollouts sync --device cuda --shape Llama-2-7b --out results/rollouts/h200_sync.json
 
 `step` trains for three generation batches in each run, and times the second: as in a long run, the worker makes the next batch
-meanwhile. Variants take turns, each with a new trainer on the same policy; MLE is trained twice as an A/A control. Rows are plain text as
-long as the context, and rollouts are as long as rows, up to the few that end by themselves: the mean length is written down.
-The worker is on the same device as training. `sync` times a publication of all weights and of LoRA's alone: into memory that
+meanwhile. Variants take turns, each with a new trainer on the same policy; MLE is trained twice as an A/A control. Rows are plain
+text as long as the context, and rollouts are as long as rows, up to the few that end by themselves: the mean length is written
+down. The worker is on the same device as training. `sync` times a publication of all weights and of LoRA's alone: into memory that
 processes share, and from there into a copy of the policy.
 """
 

@@ -19,6 +19,7 @@ from sequencematch.training.step import encode_batch
 from tests.data.test_examples import ids
 from tests.policy.test_fusing import strict
 from tests.policy.tiny_models import llama
+from tests.training.memory_engine import own_source
 from tests.training.tiny_run import config, policy, rows, trainer
 
 LOGGING = (Path(__file__).parents[2] / "docs" / "logging.md").read_text()
@@ -39,6 +40,10 @@ def test_everything_logged_is_in_the_document_and_the_other_way_round(tmp_path: 
     for divergence in ("chi2_mixture", "mmd"):
         run = judged(tmp_path / divergence, divergence=divergence)
         logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
+    by_workers = config(tmp_path / "workers")
+    run = SequenceMatchTrainer(model=policy(), args=by_workers, train_dataset=rows(), rollouts=own_source())
+    run.train()
+    logged |= {name for entry in run.state.log_history if "loss" in entry for name in entry} - {"step"}
     documented = {
         name for row in re.findall(r"^\| (`.*?) \|", LOGGING, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
     }
