@@ -205,5 +205,6 @@ def test_wrong_parameters_are_refused() -> None:
         chi2_mixture(coefficient=-1.0)
     with pytest.raises(ValueError, match=re.escape("`slope_below` must be finite and exceed 1")):
         total_variation(slope_below=1.0)
+    assert total_variation(slope_below=1.5).extension_slope == 1.5
     with pytest.raises(ValueError, match=re.escape("`delta` would be ignored: the φ of chi2 is defined everywhere.")):
         dataclasses.replace(CHI2, delta=0.5)

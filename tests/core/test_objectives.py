@@ -348,6 +348,7 @@ def test_half_precision_is_raised_and_discounts_stay_exact() -> None:
         torch.zeros(1, steps, dtype=torch.bool),
     )
     assert data.action_logit.dtype == torch.float32
+    assert Scores(data.action_logit, value.bfloat16(), data.length, data.policy_chosen).value.dtype == torch.float32
     exact = Scores(data.action_logit.double(), value.double(), data.length, data.policy_chosen)
     for term in (data_reward, data_tail):
         torch.testing.assert_close(
