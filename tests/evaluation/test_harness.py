@@ -152,7 +152,7 @@ def test_leaving_bkspc_out_can_only_raise_a_likelihood(policy: Policy) -> None:
 
 def test_a_long_text_is_scored_in_windows_that_predict_each_token_once(policy: Policy) -> None:
     """With windows of 8: the first predicts 8 tokens after <bos>; each other one 8 more, after the token before them."""
-    text = "In base 8, what is 735 - 66?"
+    text = "In base 8, what is 735 - 66? In base 7, what is 25 + 14?"
     tokens = policy.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
     bos = policy.space.bos
     assert bos is not None
