@@ -73,7 +73,8 @@ def arguments(member: Any) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not marked:
             found.append("*")
         marked = marked or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else stars
         found.append(f"{stars}{parameter.name}")
     return f"({', '.join(found)})"
 
