@@ -173,16 +173,16 @@ PYTHON = [block for block in blocks("python") if block.page not in ("README.md",
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page: str, here: Path, tiny_model: Path) -> None:
     assert here.is_dir()
     names: dict[str, Any] = {"__name__": "__page__"}
-    with alone_in_a_group() if page == "docs/scaling.md" else nullcontext():
+    with alone_in_a_group(here) if page == "docs/scaling.md" else nullcontext():
         for block in PYTHON:
             if block.page == page:
                 execute(smaller(block.text, tiny_model), f"{page}:{block.line}", names)
 
 
 @contextmanager
-def alone_in_a_group() -> Iterator[None]:
+def alone_in_a_group(folder: Path) -> Iterator[None]:
     """As one process that torchrun has started."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     try:
         yield
     finally:
