@@ -67,7 +67,7 @@ def free(device: str) -> None:
 
 def config(options: argparse.Namespace, folder: str, own: Mapping[str, Any], steps: int) -> SequenceMatchConfig:
     """Past cloning, with a line of the log for each generation batch, and a learning rate that changes nothing that is seen."""
-    is_rolling_out = own.get("objective") != "mle"
+    cloning: dict[str, Any] = {} if own.get("objective") == "mle" else {"bc_steps": 0, "bc_anneal_steps": 0}
     return SequenceMatchConfig(
         folder,
         max_steps=3 * steps,
@@ -88,7 +88,7 @@ def config(options: argparse.Namespace, folder: str, own: Mapping[str, Any], ste
         replay_reuse=options.reuse,
         max_prompt_length=1,
         max_completion_length=options.context - 2,
-        **({"bc_steps": 0, "bc_anneal_steps": 0} if is_rolling_out else {}),
+        **cloning,
         **own,
     )
 

@@ -11,8 +11,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from sequencematch.policy import Sampling
 from sequencematch.training.rollouts import pool as pools
-from sequencematch.training.rollouts.pool import Pool, RolloutWorkerError
+from sequencematch.training.rollouts.copies import Blueprint
+from sequencematch.training.rollouts.on_ray import RayEngine
+from sequencematch.training.rollouts.pool import Failed, Pool, RolloutWorkerError
+from sequencematch.training.rollouts.weights import Layout
+from sequencematch.training.rollouts.worker import Setup
 from tests.training.rollout_runs import Outcome, process_of, run, signal_one, total
 
 #: One worker and weights of the current step: such a run must equal the inline one, whatever happens to the worker.
@@ -93,6 +98,21 @@ def test_a_node_may_be_removed_and_another_one_added(
     assert found.equals(inline(folder))
     assert "There is no rollout worker: training waits. 1 of 1 are starting or wait for room" in caplog.text
     assert total(trainer, "rollouts/replaced") >= 1
+
+
+def test_an_actor_that_can_not_start_says_why(cluster: Cluster) -> None:
+    """It has failed, and was not killed: the run would end with the error, and not try for ever."""
+    node = cluster.add_node(num_cpus=1)
+    engine = RayEngine(cluster.address, workers=1, cpus=1, gpus=0.0)
+    nothing = Layout.of([])
+    frozen = engine.publish(engine.block(8))
+    engine.begin(Setup(Blueprint(b"no policy", (), nothing, nothing), Sampling(), "cpu", 1, "highest"), frozen)
+    engine.launch(1)
+    (event,) = engine.events(120)
+    engine.stop()
+    cluster.remove_node(node)
+    assert isinstance(event, Failed)
+    assert "UnpicklingError" in event.error.strip().splitlines()[-1]
 
 
 def test_a_cluster_without_room_fails_the_run_if_that_is_asked_for(tmp_path: Path, cluster: Cluster) -> None:

@@ -1,9 +1,11 @@
 """Rollouts by worker processes: the same as inline, whatever happens to workers, and nothing is left behind."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +89,14 @@ def test_a_trainer_that_is_killed_leaves_no_worker_and_no_file_and_is_resumed(tm
     try:
         assert wait_until(checkpoint.is_dir, 120), (tmp_path / "log").read_text()
         worker = int((tmp_path / "worker").read_text())
-        folder = Path(Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[-2].decode())
-        assert folder.is_dir()
+        folders = [Path(part.decode()) for part in Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[-3:-1]]
+        assert all(map(Path.is_dir, folders))
         os.kill(worker, signal.SIGSTOP)
     finally:
         trainer.kill()
         trainer.wait()
     assert wait_until(lambda: not is_running(worker))
-    assert wait_until(lambda: not folder.exists())
+    assert wait_until(lambda: not any(map(Path.exists, folders)))
     resumed = make(tmp_path, max_steps=12, rollouts="process", max_staleness=0)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == resumed.state.max_steps
@@ -119,6 +121,36 @@ def test_a_worker_that_can_not_start_says_why() -> None:
     assert process.returncode == 1
     assert folder is not None
     assert not folder.exists()
+
+
+def test_weights_that_do_not_fit_into_memory_are_written_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system in memory is full; then both are. A file with a hole would end the program when it is written."""
+    full: list[Path] = []
+    allocate = os.posix_fallocate
+
+    def refuse(file: int, start: int, size: int) -> None:
+        if any(Path(f"/proc/self/fd/{file}").readlink().is_relative_to(folder) for folder in full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(file, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    engine = ProcessEngine()
+    small = engine.publish(engine.block(100))
+    assert engine.folder is not None
+    full.append(engine.folder)
+    large = engine.publish(engine.block(5000))
+    assert Path(small.path).parent == engine.folder
+    assert Path(large.path).parent == engine.on_disk
+    assert Path(large.path).stat().st_blocks * 512 >= 5000
+    full.append(tmp_path)
+    with pytest.raises(ValueError, match=r"`rollouts` 'process' needs room for weights, 2\.00 GiB, in /dev/shm or in"):
+        engine.block(2**31)
+    engine.stop()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_of_weights_is_used_again_when_nobody_refers_to_it() -> None:

@@ -9,7 +9,7 @@ import numpy
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import Tensor
 
 from sequencematch.training.rollouts.pool import Done, Event, Failed, Lost, Ready
@@ -22,9 +22,10 @@ CALL_EVERY_S = 5.0
 class Actor:
     """A worker as an actor."""
 
-    def __init__(self, setup: Setup, frozen: NDArray[numpy.uint8]) -> None:
-        """Build the worker."""
+    def start(self, setup: Setup, frozen: NDArray[numpy.uint8]) -> int:
+        """Build the worker. An error in `__init__` would look as if the actor had been killed."""
         self.worker = Worker(setup, _block(frozen))
+        return self.process()
 
     def process(self) -> int:
         """The number of the actor's process."""
@@ -67,8 +68,8 @@ class RayEngine:
     def launch(self, worker: int) -> None:
         """Ask for an actor."""
         kind: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(Actor)
-        self.actors[worker] = kind.remote(self.setup, self.frozen)
-        self.answers[self.actors[worker].process.remote()] = worker
+        self.actors[worker] = kind.remote()
+        self.answers[self.actors[worker].start.remote(self.setup, self.frozen)] = worker
 
     def assign(self, worker: int, order: Order, weights: Any) -> None:
         """Call the actor."""
@@ -99,12 +100,6 @@ class RayEngine:
             return []
         except RayTaskError as error:
             return [Failed(worker, str(error))]
-        except RayActorError as error:
-            cause = getattr(error, "cause", None) or error
-            text = str(error).strip().splitlines()[0]
-            return [
-                Failed(worker, str(cause)) if isinstance(cause, RayTaskError) else Lost(worker, f"is gone ({text})")
-            ]
         except RayError as error:
             return [Lost(worker, f"is gone ({str(error).strip().splitlines()[0]})")]
         if isinstance(result, Made):

@@ -1,9 +1,10 @@
 """The program of a worker process: orders in, rollouts out, until its trainer closes the connection or is gone.
 
-python -m sequencematch.training.rollouts.process_worker CONNECTION LIFELINE FOLDER
+python -m sequencematch.training.rollouts.process_worker CONNECTION LIFELINE FOLDER ON_DISK
 
-CONNECTION and LIFELINE are file descriptors. Only names of files pass the connection: a process that is stopped half-way through a
-long message would make the other one wait.
+CONNECTION and LIFELINE are file descriptors. FOLDER is where the two programs write for each other, ON_DISK has weights that don't
+fit there. Only names of files pass the connection: a process that is stopped half-way through a long message would make the other
+one wait.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ SETUP = "setup.pickle"
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_the_trainer(lifeline: int, folder: Path) -> None:
+def end_with_the_trainer(lifeline: int, *folders: Path) -> None:
     """End this process as soon as nobody holds the other end of the lifeline, and leave no files behind.
 
     Signals that a terminal or a scheduler sends to all processes of a run are for the trainer. On Linux a worker that was
@@ -30,7 +31,8 @@ def end_with_the_trainer(lifeline: int, folder: Path) -> None:
 
     def wait() -> None:
         os.read(lifeline, 1)
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -62,9 +64,9 @@ def serve(connection: Connection, folder: Path) -> None:
         connection.send(str(place))
 
 
-def main(connection: str, lifeline: str, folder: str) -> None:
+def main(connection: str, lifeline: str, folder: str, on_disk: str) -> None:
     """Answer orders until there are no more."""
-    end_with_the_trainer(int(lifeline), Path(folder))
+    end_with_the_trainer(int(lifeline), Path(folder), Path(on_disk))
     serve(Connection(int(connection)), Path(folder))
 
 

@@ -20,8 +20,8 @@ from sequencematch.training.rollouts.pool import Done, Event, Failed, Lost, Read
 from sequencematch.training.rollouts.process_worker import SETUP
 from sequencematch.training.rollouts.worker import Order, Setup
 
-#: A file system in memory, and how many blocks of weights must fit into it: the latest ones, those in use, and one being written.
-_MEMORY, _BLOCKS = Path("/dev/shm"), 4
+#: A file system in memory, where there is one.
+MEMORY = Path("/dev/shm")
 #: Lines of a worker's output that an error shows.
 _SHOWN = 30
 
@@ -56,21 +56,26 @@ class ProcessEngine:
         self.workers: dict[int, _Worker] = {}
         self.free: list[str] = []
         self.files = 0
-        self.folder: Path | None = None
+        self.folder: Path | None = None  # in memory
+        self.on_disk: Path | None = None
 
     def block(self, size: int) -> Tensor:
         """A file mapped into memory: one that is no longer referred to, or a new one."""
-        if self.folder is None:
-            fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _BLOCKS * size
-            self.folder = Path(tempfile.mkdtemp(prefix="sequencematch-", dir=_MEMORY if fits else None))
+        if self.folder is None or self.on_disk is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="sequencematch-", dir=MEMORY if MEMORY.is_dir() else None))
+            self.on_disk = Path(tempfile.mkdtemp(prefix="sequencematch-"))
         path = next((free for free in self.free if os.path.getsize(free) == size), None)
         if path is None:
-            path = str(self.folder / f"weights-{self.files}")
+            name = f"weights-{self.files}"
             self.files += 1
-            with open(path, "wb") as file:
-                file.truncate(size)
+            path = _allocated(self.folder / name, size) or _allocated(self.on_disk / name, size)
         else:
             self.free.remove(path)
+        if path is None:
+            raise ValueError(
+                f"`rollouts` 'process' needs room for weights, {size / 2**30:.2f} GiB, in {MEMORY} or in {tempfile.gettempdir()}. "
+                f"Make room, or name another folder in the environment variable TMPDIR."
+            )
         block = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
         block.path = path  # type: ignore[attr-defined]
         return block
@@ -90,6 +95,7 @@ class ProcessEngine:
     def launch(self, worker: int) -> None:
         """Start a process; what it prints goes to a file."""
         assert self.folder is not None
+        assert self.on_disk is not None
         log = self.folder / f"worker-{worker}.log"
         ours, its = Pipe()
         its_lifeline, lifeline = os.pipe()
@@ -98,7 +104,7 @@ class ProcessEngine:
         program = [sys.executable, "-m", "sequencematch.training.rollouts.process_worker"]
         with its, log.open("wb") as output:
             process = subprocess.Popen(
-                [*program, str(its.fileno()), str(its_lifeline), str(self.folder)],
+                [*program, str(its.fileno()), str(its_lifeline), str(self.folder), str(self.on_disk)],
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -168,7 +174,21 @@ class ProcessEngine:
         """End all processes and remove their files."""
         for worker in list(self.workers):
             self.kill(worker)
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder = None
+        for folder in filter(None, (self.folder, self.on_disk)):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.folder = self.on_disk = None
         self.free.clear()
+
+
+def _allocated(place: Path, size: int) -> str | None:
+    """A new file with all its bytes allocated, or None if there is no room: writing to a hole would then end the program."""
+    with place.open("wb") as file:
+        file.truncate(size)
+        if not hasattr(os, "posix_fallocate"):
+            return str(place)
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError:
+            place.unlink()
+            return None
+    return str(place)
