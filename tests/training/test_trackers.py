@@ -4,7 +4,10 @@
 """
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from sequencematch.core import Trajectory
 from sequencematch.data.markdown import escaped
 from sequencematch.training.trackers import log_table, table_of
+from tests.test_architecture import PACKAGE
 from tests.training.tiny_run import policy, trainer
 
 
@@ -84,14 +88,23 @@ def test_wandb_holds_a_table_for_each_batch_of_rollouts(tmp_path: Path, monkeypa
     assert found == shown
 
 
-def test_trackio_holds_a_table_for_each_batch_of_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+def test_trackio_holds_a_table_for_each_batch_of_rollouts(tmp_path: Path) -> None:
+    """In a process of its own: trackio reads where to write when it is imported."""
     pytest.importorskip("trackio")
-    shown = logged(tmp_path, "trackio")
-    texts = ""
+    script = f"""
+import json
+from pathlib import Path
+from tests.training.test_trackers import logged
+Path("shown.json").write_text(json.dumps(logged(Path({str(tmp_path)!r}), "trackio")))
+"""
+    paths = [str(PACKAGE.parent), str(PACKAGE.parents[1])]
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = []
     for database in (tmp_path / "trackio").rglob("*.db"):
         with sqlite3.connect(database) as connection:
-            texts += str(connection.execute("SELECT * FROM metrics").fetchall())
-    for _, written in shown:
-        for text in written:
-            assert json.dumps(text, ensure_ascii=False) in texts or json.dumps(text) in texts.replace("\\\\", "\\")
+            for step, metrics in connection.execute("SELECT step, metrics FROM metrics ORDER BY id"):
+                if table := json.loads(metrics).get("completions"):
+                    found.append([step, [row["written"] for row in table["_value"]]])
+    assert found == json.loads((tmp_path / "shown.json").read_text()), done.stderr
