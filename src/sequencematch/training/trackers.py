@@ -79,7 +79,6 @@ def log_table(callbacks: Sequence[Any], table: Mapping[str, Sequence[Any]], step
             wandb = callback._wandb
             wandb.log({COMPLETIONS: wandb.Table(columns=list(table), data=rows), "train/global_step": step})
         elif isinstance(callback, TrackioCallback):
-            import pandas
-
             trackio = callback._trackio
-            trackio.log({COMPLETIONS: trackio.Table(dataframe=pandas.DataFrame(table)), "train/global_step": step})
+            columns = trackio.Table(columns=list(table), data=[list(row) for row in rows])
+            trackio.log({COMPLETIONS: columns, "train/global_step": step})
