@@ -59,10 +59,10 @@ def cluster() -> Iterator[Cluster]:
 def test_a_killed_and_a_hung_actor_change_nothing(tmp_path: Path, folder: Path, cluster: Cluster) -> None:
     """Bit for bit. The trainer connects to a cluster by its address, and disconnects in the end."""
     node = cluster.add_node(num_cpus=1)
-    counts = []
+    counts, hit = [], set[int]()
     faults = {
-        4: signal_one(signal.SIGKILL),
-        8: signal_one(signal.SIGSTOP),
+        4: signal_one(signal.SIGKILL, hit),
+        8: signal_one(signal.SIGSTOP, hit),
         12: lambda pool: counts.append((pool.counts.received, pool.reported)),
     }
     found, trainer = run(tmp_path, faults, **EXACT, ray_address=cluster.address, rollout_timeout_s=5)

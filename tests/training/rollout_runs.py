@@ -7,7 +7,7 @@ to a file.
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,18 +103,20 @@ def run(
     return outcome(trainer), trainer
 
 
-def process_of(pool: Pool) -> int:
-    """The process of a worker; waits until one has started."""
-    while not pool.alive:
+def process_of(pool: Pool, spared: Collection[int] = ()) -> int:
+    """The process of a worker that is not to be spared; waits until one has started."""
+    while not set(pool.alive) - set(spared):
         pool.tend(0.1)
-    return pool.alive[0]
+    return next(process for process in pool.alive if process not in spared)
 
 
-def signal_one(number: int) -> Callable[[Pool], None]:
-    """A fault: a worker gets this signal."""
+def signal_one(number: int, hit: set[int]) -> Callable[[Pool], None]:
+    """A fault: a worker gets this signal, one that was not hit before."""
 
     def send(pool: Pool) -> None:
-        os.kill(process_of(pool), number)
+        process = process_of(pool, hit)
+        hit.add(process)
+        os.kill(process, number)
 
     return send
 

@@ -64,6 +64,8 @@ class ProcessEngine:
         if self.folder is None or self.on_disk is None:
             self.folder = Path(tempfile.mkdtemp(prefix="sequencematch-", dir=MEMORY if MEMORY.is_dir() else None))
             self.on_disk = Path(tempfile.mkdtemp(prefix="sequencematch-"))
+            for folder in (self.folder, self.on_disk):  # also if training fails before it has workers
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = next((free for free in self.free if os.path.getsize(free) == size), None)
         if path is None:
             name = f"weights-{self.files}"
