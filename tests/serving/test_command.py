@@ -38,17 +38,17 @@ def test_it_serves_a_bundled_model_without_an_argument_and_sigterm_finishes_what
 
         def ask(row: int) -> None:
             with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=600) as answer:
+                began.release()
                 for line in answer.iter_lines():
                     if line == "data: [DONE]":
                         ended.append(row)
                     elif line:
                         texts[row] += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-                        began.release()
 
         asking = [threading.Thread(target=ask, args=(row,)) for row in range(len(texts))]
         for thread in asking:
             thread.start()
-        assert began.acquire(timeout=600)
+        assert all(began.acquire(timeout=600) for _ in texts)  # one that asks after the signal would be refused
         process.send_signal(signal.SIGTERM)
         for thread in asking:
             thread.join(600)
