@@ -83,7 +83,7 @@ def test_a_run_resumed_in_the_middle_of_a_batch_equals_one_that_was_not(
 
 
 def test_a_trainer_that_is_killed_leaves_no_worker_and_no_file_and_is_resumed(tmp_path: Path) -> None:
-    """The worker is stopped before, so that it can't notice by itself."""
+    """The worker is stopped before, so that it can't notice by itself. It has many files to remove, and must not end before."""
     with (tmp_path / "log").open("w") as log:
         command = [sys.executable, "-m", "tests.training.rollout_runs", str(tmp_path)]
         trainer = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
@@ -93,6 +93,8 @@ def test_a_trainer_that_is_killed_leaves_no_worker_and_no_file_and_is_resumed(tm
         worker = int((tmp_path / "worker").read_text())
         folders = [Path(part.decode()) for part in Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[-3:-1]]
         assert all(map(Path.is_dir, folders))
+        for number in range(10_000):
+            (folders[0] / f"file-{number}").touch()
         os.kill(worker, SIGSTOP)
     finally:
         trainer.kill()

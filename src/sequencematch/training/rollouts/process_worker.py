@@ -1,4 +1,4 @@
-"""The program of a worker process: orders in, rollouts out, until its trainer closes the connection or is gone.
+"""The program of a worker process: orders in, rollouts out, until its trainer is gone.
 
 python -m sequencematch.training.rollouts.process_worker CONNECTION LIFELINE FOLDER ON_DISK
 
@@ -10,6 +10,7 @@ one wait.
 import ctypes
 import os
 import pickle
+import select
 import shutil
 import signal
 import sys
@@ -22,8 +23,8 @@ SETUP = "setup.pickle"
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_the_trainer(lifeline: int, *folders: Path) -> None:
-    """End this process as soon as nobody holds the other end of the lifeline, and leave no files behind.
+def end_with_the_trainer(lifeline: int, *folders: Path) -> threading.Thread:
+    """Start a thread that ends this process as soon as nobody holds the other end of the lifeline, and leaves no files behind.
 
     Signals that a terminal or a scheduler sends to all processes of a run are for the trainer. On Linux a worker that was
     stopped is continued when its trainer dies, so that it can end, too.
@@ -39,11 +40,13 @@ def end_with_the_trainer(lifeline: int, *folders: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-    threading.Thread(target=wait, daemon=True).start()
+    ending = threading.Thread(target=wait, daemon=True)
+    ending.start()
+    return ending
 
 
 def serve(connection: Connection, folder: Path) -> None:
-    """Build the worker and answer orders."""
+    """Build the worker and answer orders, until the connection is closed: that raises an error."""
     import torch  # after the lifeline: this takes seconds
 
     from sequencematch.training.rollouts.worker import Worker
@@ -55,19 +58,21 @@ def serve(connection: Connection, folder: Path) -> None:
     worker = Worker(setup, block(frozen))
     connection.send(None)
     while True:
-        try:
-            place = Path(connection.recv())
-        except EOFError:  # the trainer needs no more
-            return
+        place = Path(connection.recv())
         order, weights = pickle.loads(place.read_bytes())
         place.write_bytes(pickle.dumps(worker.make(order, block(weights))))
         connection.send(str(place))
 
 
 def main(connection: str, lifeline: str, folder: str, on_disk: str) -> None:
-    """Answer orders until there are no more."""
-    end_with_the_trainer(int(lifeline), Path(folder), Path(on_disk))
-    serve(Connection(int(connection)), Path(folder))
+    """Answer orders until the trainer is gone."""
+    ending = end_with_the_trainer(int(lifeline), Path(folder), Path(on_disk))
+    try:
+        serve(Connection(int(connection)), Path(folder))
+    except (EOFError, OSError):
+        if select.select([int(lifeline)], [], [], 1.0)[0]:  # the trainer is gone: files are being removed
+            ending.join()
+        raise
 
 
 if __name__ == "__main__":
