@@ -92,6 +92,7 @@ SLOW = (
     "tests/test_site.py::test_the_site_builds",
     "tests/test_examples.py",
     "tests/test_public_names.py::test_the_page_of_public_names",
+    "tests/training/test_deepspeed.py",
     "tests/training/test_defaults.py",
     "tests/training/test_distributed.py",
     "tests/training/test_losses.py",
@@ -101,6 +102,7 @@ SLOW = (
     "tests/training/test_overfitting.py",
     "tests/training/test_recipe.py",
     "tests/training/test_replay.py",
+    "tests/training/test_processes.py",
     "tests/training/test_resume.py",
     "tests/training/test_rollouts_asynchronous.py",
     "tests/training/test_rollouts_distributed.py",
@@ -118,6 +120,7 @@ SLOW = (
 LONGEST = (
     "tests/training/test_resume.py",
     "tests/training/test_distributed.py",
+    "tests/training/test_processes.py",
     "tests/training/test_rollouts_ray.py",
     "tests/training/test_rollouts_process.py",
     "tests/serving/test_playground.py",
