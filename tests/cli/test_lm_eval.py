@@ -26,3 +26,12 @@ def test_our_model_is_the_default(given: list[str], passed: list[str]) -> None:
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     check_error(run("lm-eval", "--tasks", "a"), "needs the package lm_eval: pip install 'sequencematch[lm-eval]'.")
+
+
+@pytest.mark.parametrize("given", [["--help"], []])
+def test_without_the_package_help_is_our_own(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    result = run("lm-eval", *given)
+    assert result.exit_code == 0
+    assert "--model_args pretrained=" in result.output
+    assert "pip install 'sequencematch[lm-eval]'" in result.output

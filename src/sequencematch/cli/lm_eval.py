@@ -1,6 +1,7 @@
 """`sequencematch lm-eval`."""
 
-import importlib
+import importlib.util
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -25,6 +26,9 @@ def lm_eval(
 
     Needs pip install 'sequencematch[lm-eval]'.
     """
+    if {"--help", "-h"} & {*(arguments or ("--help",))} and importlib.util.find_spec("lm_eval") is None:
+        typer.echo((inspect.getdoc(lm_eval) or "").replace("\b\n", ""))
+        return
     require("lm_eval", "lm-eval", "`sequencematch lm-eval`")
     importlib.import_module(
         "sequencematch.evaluation.harness"
