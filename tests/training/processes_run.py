@@ -1,6 +1,7 @@
 """Runs of twenty steps on one, two and three processes, and runs resumed on another number of processes than they began on.
 
-torchrun --nproc-per-node 3 -m tests.training.processes_run FOLDER
+torchrun --nproc-per-node 3 -m tests.training.processes_run FOLDER process makes rollouts in a worker process, then inline; with
+`ray` there are only the runs with a worker, which is an actor.
 """
 
 import gc
@@ -53,6 +54,8 @@ RESUMED = (
     ((2, "fully_shard", "full"), (1, "alone")),
     ((3, "fsdp plugin", "lora"), (1, "alone")),
 )
+#: Runs whose rollouts are made by a worker of the first process: (processes, how, kind).
+WITH_WORKER = ((2, "ddp", "full"), (2, "fully_shard", "lora"), (3, "ddp", "lora"), (3, "fsdp plugin", "full"))
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ def name_of(processes: int, how: str, kind: str) -> str:
 def resumed_name(saved: tuple[int, str, str], onto: tuple[int, str]) -> str:
     """The folder of a run that was resumed."""
     return f"{name_of(*saved)} on {onto[0]} by {onto[1]}"
+
+
+def worker_name(case: tuple[int, str, str], engine: str) -> str:
+    """The folder of a run with a worker."""
+    return f"{name_of(*case)} with {engine}"
 
 
 def arguments(folder: Path, processes: int, **changes: Any) -> SequenceMatchConfig:
@@ -225,14 +233,52 @@ def train_all(folder: Path, processes: int) -> dict[str, Result]:
     return found
 
 
-def main(folder: Path) -> None:
+def connect_once() -> None:
+    """One cluster for all runs, of the first process: starting one takes seconds."""
+    if int(os.environ["RANK"]) == 0:
+        import ray
+
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+
+def train_with_worker(folder: Path, processes: int, engine: str) -> dict[str, Result]:
+    """Runs of one number of processes that share a worker, whose weights are those of the step."""
+    found = {}
+    for case in WITH_WORKER:
+        if case[0] == processes:
+            forget_accelerate()
+            name = worker_name(case, engine)
+            found[name] = run(folder / name, case[1], case[2], processes, rollouts=engine, max_staleness=0)
+    forget_accelerate()
+    return found
+
+
+def launched_command(folder: Path, engine: str) -> list[str]:
+    """What starts three processes."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    return [sys.executable, "-m", *launcher, "-m", "tests.training.processes_run", str(folder), engine]
+
+
+def found_in(folder: Path) -> tuple[dict[str, Result], list[str]]:
+    """The results of the launched processes, and what was refused."""
+    launched = torch.load(folder / "found.pt", weights_only=True)
+    return {name: Result(**values) for name, values in launched["results"].items()}, launched["said"]
+
+
+def main(folder: Path, engine: str) -> None:
     """Two processes, then three, then two again; the first writes the results down."""
     gc.freeze()
     remember_probes()
     results: dict[str, Result] = {}
     said: list[str] = []
+    if engine == "ray":
+        connect_once()
     for number, processes in enumerate((2, 3, 2)):
         with group(processes, folder / f"store-{number}") as takes_part:
+            if takes_part and number < 2:
+                results |= train_with_worker(folder, processes, engine)
+            if engine == "ray":
+                continue
             if takes_part and number < 2:
                 results |= train_all(folder, processes)
             if takes_part and number > 0:
@@ -244,4 +290,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,9 @@
 """Tests that start Ray, which asks outside addresses: `test_rollouts_ray.py` runs this file where there is only loopback."""
 
+import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,10 @@ from sequencematch.training.rollouts.on_ray import RayEngine
 from sequencematch.training.rollouts.pool import Failed, Pool, RolloutWorkerError
 from sequencematch.training.rollouts.weights import Layout
 from sequencematch.training.rollouts.worker import Setup
+from tests.training import processes_run
+from tests.training.processes_run import STEPS, WITH_WORKER, name_of, worker_name
 from tests.training.rollout_runs import Outcome, process_of, run, signal_one, total
+from tests.training.test_processes import ROOT, check_same
 
 #: One worker and weights of the current step: such a run must equal the inline one, whatever happens to the worker.
 EXACT: dict[str, Any] = {"rollouts": "ray", "max_staleness": 0}
@@ -46,6 +51,21 @@ def test_a_local_cluster_is_started_and_stopped_and_the_run_equals_inline(tmp_pa
     found, _ = run(tmp_path, lora=True, **EXACT)
     assert found.equals(inline(folder, lora=True))
     assert not ray.is_initialized()
+
+
+def test_two_and_three_processes_that_share_an_actor_equal_one_without(tmp_path: Path) -> None:
+    """Twenty steps with DDP and FSDP2, up to rounding."""
+    alone = processes_run.train_all(tmp_path, 1)
+    with (tmp_path / "log.txt").open("w") as log:
+        command, own = processes_run.launched_command(tmp_path, "ray"), {"GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, check=False)
+    assert done.returncode == 0, (tmp_path / "log.txt").read_text()[-10_000:]
+    found, _ = processes_run.found_in(tmp_path)
+    assert found.keys() == {worker_name(case, "ray") for case in WITH_WORKER}
+    for case in WITH_WORKER:
+        result = found[worker_name(case, "ray")]
+        assert (result.processes, result.sharded, len(result.losses)) == (case[0], case[1] != "ddp", STEPS)
+        check_same(result, alone[name_of(1, "alone", case[2])])
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,27 @@ Three processes, started by `torchrun`, run on the CPU over gloo; the first two 
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 
 from tests.training import processes_run
-from tests.training.processes_run import KINDS, RESUMED, SAVED, SPREAD, STEPS, Result, name_of, resumed_name
+from tests.training.processes_run import (
+    KINDS,
+    RESUMED,
+    SAVED,
+    SPREAD,
+    STEPS,
+    WITH_WORKER,
+    Result,
+    name_of,
+    resumed_name,
+    worker_name,
+)
 
 ROOT = Path(__file__).parents[2]
 #: Differences of float32 rounding: of a loss, relatively; of a weight of order one, after twenty steps of Adam. Seen were at
@@ -42,14 +51,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "HF_HOME": str(folder / "hf"),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "tests.training.processes_run"]
     with (folder / "log.txt").open("w") as log:
-        whole = [sys.executable, "-m", *command, str(folder)]
-        done = subprocess.run(whole, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
+        command = processes_run.launched_command(folder, "process")
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
     assert done.returncode == 0, (folder / "log.txt").read_text()[-10_000:]
-    launched = torch.load(folder / "found.pt", weights_only=True)
-    results = {name: Result(**values) for name, values in launched["results"].items()}
-    return Found(alone | results | processes_run.resume_all(folder, 1), launched["said"])
+    results, said = processes_run.found_in(folder)
+    return Found(alone | results | processes_run.resume_all(folder, 1), said)
 
 
 def check_same(result: Result, expected: Result) -> None:
@@ -71,6 +78,13 @@ def test_twenty_steps_on_several_processes_equal_those_on_one(
     assert (result.processes, result.sharded, result.sharded_layers) == (processes, how != "ddp", how != "ddp")
     assert len(result.losses) == STEPS
     check_same(result, found.results[name_of(1, "alone", kind)])
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name_of(*case)) for case in WITH_WORKER])
+def test_processes_that_share_a_worker_equal_one_without(found: Found, case: tuple[int, str, str]) -> None:
+    result = found.results[worker_name(case, "process")]
+    assert (result.processes, result.sharded, len(result.losses)) == (case[0], case[1] != "ddp", STEPS)
+    check_same(result, found.results[name_of(1, "alone", case[2])])
 
 
 @pytest.mark.parametrize(("saved", "onto"), [pytest.param(*each, id=resumed_name(*each)) for each in RESUMED])
