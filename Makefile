@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 unexport PYTHONDONTWRITEBYTECODE
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
-.PHONY: setup test test-fast test-browser test-lm-eval test-trackers notebook wheel-check lint format demo docs kills bench clean
+.PHONY: setup test test-fast test-browser test-kernels test-lm-eval test-trackers coverage notebook wheel-check lint format demo docs kills bench clean
 
 setup: .venv/.installed  ## make .venv and install the package with everything needed to develop it
 
@@ -37,11 +37,25 @@ test-lm-eval:  ## standard benchmarks, in an environment of its own: lm-eval nee
 	.venv/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv/lm-eval/constraints.txt --editable '.[lm-eval,peft]' beartype hypothesis pytest
 	.venv/lm-eval/bin/python -m pytest tests/evaluation/test_harness.py tests/cli/test_lm_eval.py
 
+test-kernels: .venv/triton/.installed  ## the Triton kernels on a CPU, in Triton's interpreter: 1 GB is installed aside; two minutes
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/policy/test_kernels.py
+
+.venv/triton/.installed: .venv/.installed
+	$(PIP) --no-deps --target .venv/triton --upgrade 'triton>=3.5'
+	touch $@
+
 test-trackers:  ## tables of rollouts in TensorBoard, W&B (offline) and trackio, in an environment of its own
 	$(PYTHON) -m venv .venv/trackers
 	grep -v '^pillow' constraints.txt > .venv/trackers/constraints.txt # trackio needs an older one
 	.venv/trackers/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv/trackers/constraints.txt --editable . beartype hypothesis pytest tensorboard 'trackio>=0.43' wandb
 	.venv/trackers/bin/python -m pytest tests/training/test_trackers.py
+
+coverage: .venv/triton/.installed  ## lines that tests run, by folder, programs that tests start included: some twenty minutes
+	$(PIP) 'pytest-cov>=7' 'coverage>=7.17'
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-report=
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/policy/test_kernels.py --cov --cov-append --cov-report=
+	for part in core data policy tasks metrics training evaluation experiments serving cli; do \
+		echo "$$part $$($(BIN)/coverage report --include "src/sequencematch/$$part/*" --format=total)%"; done
 
 notebook:  ## make examples/notebook.ipynb from notebook.md and run it, in an environment of its own
 	$(PYTHON) -m venv .venv/notebook

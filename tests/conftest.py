@@ -70,6 +70,8 @@ SLOW = (
     "tests/policy/test_export.py",
     "tests/policy/test_export_everywhere.py",
     "tests/policy/test_generation.py",
+    "tests/policy/test_graph_decoder.py",
+    "tests/policy/test_kernels.py",
     "tests/policy/test_head.py::test_gradcheck_passes",
     "tests/policy/test_policy.py::test_a_compiled_policy_has_the_same_loss_and_gradients",
     "tests/policy/test_quantized.py",

@@ -23,7 +23,6 @@ from sequencematch.policy.changes import changed
 from sequencematch.policy.decoding.choice import Choice
 from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, can_capture
 from sequencematch.policy.decoding.decoder import Decoder, Limits
-from sequencematch.policy.decoding.search import REMEMBERED, DeletedTokens
 from sequencematch.policy.fusing import fused, fusions
 from sequencematch.policy.generation import rollouts
 from sequencematch.policy.head import Unembedding, action_logits_and_values
@@ -32,7 +31,6 @@ from tests.policy.test_fusing import strict
 from tests.policy.test_generation import (
     FLOAT32,
     MODELS,
-    SETTINGS,
     TIE,
     case_of,
     first_differences,
@@ -40,6 +38,7 @@ from tests.policy.test_generation import (
     policy_of,
     with_row,
 )
+from tests.policy.test_graph_decoder import REPLAYED
 from tests.policy.test_head import dense, problem, results
 from tests.policy.test_modes import compiled_calls
 from tests.policy.tiny_models import tiny
@@ -156,68 +155,6 @@ def test_scores_far_below_zero_leave_gradients_finite(nodes: int) -> None:
         assert float((ours - truth).norm() / truth.norm()) < 0.1
 
 
-def plain_attention(
-    query: Tensor, keys: Tensor, values: Tensor, column: Tensor, scale: float, window: int | None
-) -> Tensor:
-    """In float64, over all columns, most of them masked."""
-    place = torch.arange(keys.shape[2], device=keys.device)
-    keep = (place <= column[:, None]) & (place > column[:, None] - (window or len(place)))
-    group = query.shape[1] // keys.shape[1]
-    keys, values = (part.repeat_interleave(group, 1).double() for part in (keys, values))
-    score = (query.double() @ keys.mT * scale).masked_fill(~keep[:, None, None], -torch.inf)
-    return score.softmax(-1) @ values
-
-
-#: Relative to the result; a scale is handed to a kernel in float32, also where all else is float64. A result rounded to
-#: bfloat16 errs by 1e-3 here, and float16 has three bits more.
-ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}
-
-
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize(
-    ("rows", "heads", "key_heads", "columns", "dim"),
-    [(3, 4, 4, 40, 16), (3, 4, 2, 40, 80), (2, 9, 3, 700, 64), (2, 4, 1, 300, 256), (64, 32, 32, 300, 128)],
-)
-def test_the_attention_kernel_is_attention(
-    dtype: torch.dtype, window: int | None, rows: int, heads: int, key_heads: int, columns: int, dim: int
-) -> None:
-    from sequencematch.policy.decoding.ragged_attention import ragged_attention
-
-    generator = torch.Generator("cuda").manual_seed(rows)
-    query, keys, values = (
-        torch.randn(rows, n, width, dim, dtype=dtype, device="cuda", generator=generator)
-        for n, width in ((heads, 1), (key_heads, columns), (key_heads, columns))
-    )
-    column = torch.randint(0, columns, (rows,), device="cuda", generator=generator)
-    column[0], column[-1] = 0, columns - 1
-    ours = ragged_attention(query, keys, values, column, dim**-0.5, window)
-    truth = plain_attention(query, keys, values, column, dim**-0.5, window)
-    assert float((ours - truth).norm() / truth.norm()) < ROUNDING[dtype]
-
-
-@pytest.mark.parametrize("cut", ["neither", "values", "keys and values"])
-def test_the_kernel_that_writes_puts_tokens_at_their_columns(cut: str) -> None:
-    """Also where they are cut from a projection to queries, keys and values: a rotation leaves keys whole, not values."""
-    from sequencematch.policy.decoding.ragged_attention import write_columns
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    keys, values = torch.randn(2, 5, 3, 20, 24, device="cuda", generator=generator).unbind()
-    projected = torch.randn(5, 1, 9, 24, device="cuda", generator=generator).transpose(1, 2)
-    new_keys, new_values = projected[:, 3:6], projected[:, 6:]
-    assert not new_values.is_contiguous()
-    new_keys = new_keys if "keys" in cut else new_keys.contiguous()
-    new_values = new_values if "values" in cut else new_values.contiguous()
-    assert (new_keys.stride() == new_values.stride()) == (cut != "values")
-    column = torch.tensor([0, 19, 7, 7, 3], device="cuda")
-    expected = keys.clone(), values.clone()
-    for whole, part in zip(expected, (new_keys, new_values), strict=True):
-        whole[torch.arange(5, device="cuda"), :, column] = part[:, :, 0]
-    write_columns(keys, values, new_keys, new_values, column)
-    assert torch.equal(keys, expected[0])
-    assert torch.equal(values, expected[1])
-
-
 @pytest.mark.parametrize(("trained", "kept"), [(False, 0), (True, 0), (True, 2**28)], ids=["frozen", "trained", "kept"])
 def test_the_head_in_bfloat16_errs_at_most_twice_as_much_as_dense_logits(
     trained: bool, kept: int, monkeypatch: pytest.MonkeyPatch
@@ -240,7 +177,6 @@ def test_the_head_in_bfloat16_errs_at_most_twice_as_much_as_dense_logits(
         assert 0 < error <= 2 * allowed
 
 
-REPLAYED = [name for name, options in SETTINGS.items() if "logits_processor" not in options]
 #: Models by name, and the margin below which rounding may decide an action.
 REPLAYED_MODELS = {"float64": 0, "float32": TIE, "mistral": TIE, "gemma3": TIE}
 
@@ -272,58 +208,6 @@ def test_the_rows_of_replayed_graphs_delete_under_most_settings(model: str) -> N
         setting for setting in REPLAYED if any(s.executed == bkspc for steps in naive(model, setting) for s in steps)
     ]
     assert len(deleting) > 0.7 * len(REPLAYED), deleting
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(20))
-def test_the_kernels_of_a_search_do_what_its_functions_do(seed: int, dtype: torch.dtype) -> None:
-    """To the bit: they compare and copy logits, and add log `min_p` once. A vocabulary takes several blocks in most cases."""
-    from sequencematch.policy.decoding.search_kernels import keep_open, remember
-
-    generator = torch.Generator("cuda").manual_seed(seed)
-    rows, vocab, largest = 24, [40, 4095, 10_000][seed % 3], 6
-    limits = Limits(2, frozenset({2, 5}), vocab, max_new_tokens=3, max_actions=12)
-
-    def draw(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator, device="cuda")
-
-    def decoder() -> Decoder:
-        """A decoder without a model: only the tensors that a search reads."""
-        made = object.__new__(Decoder)
-        made.limits, made.all_ends, made.deleted = limits, torch.tensor([2, 5], device="cuda"), copy.deepcopy(deleted)
-        made.size, made.prompt, made.taken, made.floor, made.tokens = size, prompt, taken, floor.clone(), stack
-        return made
-
-    deleted = DeletedTokens(rows, largest, torch.device("cuda"))
-    few = draw(0, min(vocab, 40), *deleted.tokens.shape)  # the same token several times
-    deleted.tokens, deleted.count = few.int(), draw(0, 1 + REMEMBERED, rows, largest + 1)
-    size, floor, taken, prompt = draw(1, largest, rows), draw(1, largest, rows), draw(0, 14, rows), draw(1, 2, rows)
-    stack, slot = draw(0, vocab, rows, largest + 2), torch.arange(rows, device="cuda")
-    logits = 3 * torch.randn(rows, vocab + 1, generator=generator, device="cuda", dtype=dtype)
-    if seed % 2:  # rows in which nothing is left
-        logits[torch.rand(logits.shape, generator=generator, device="cuda") < 0.99] = -torch.inf
-    pops = (draw(0, 2, rows) > 0) & (size > 1)
-    pushes = ~pops & (draw(0, 3, rows) > 0)
-
-    acts = draw(0, 4, rows) > 0
-    pops, pushes = pops & acts, pushes & acts
-
-    truth, expected = decoder(), logits.clone()
-    wanted = truth._search(expected, 0.05, slot, acts)
-    truth._remember(slot, wanted, pops, pushes)
-    ours, found = decoder(), logits.clone()
-    options: dict[str, Any] = {"bkspc": vocab, "ends": ours.all_ends, "eos": 2, "max_new_tokens": 3, "max_actions": 12}
-    assert ours.deleted is not None
-    assert truth.deleted is not None
-    stays = keep_open(found, ours.deleted, size, prompt, floor, taken, acts, min_p=0.05, **options)
-    remember(ours.deleted, ours.floor, stack, size, stays, pops, pushes)
-    assert torch.equal(found[acts], expected[acts])
-    assert torch.equal(found[~acts], logits[~acts])
-    assert torch.equal(stays[acts], wanted[acts])
-    assert torch.equal(ours.floor, truth.floor)
-    for name in ("tokens", "count"):  # no state has size 0: its entries are scratch
-        assert torch.equal(getattr(ours.deleted, name)[:, 1:], getattr(truth.deleted, name)[:, 1:])
-    assert not torch.equal(expected, logits)
 
 
 @pytest.mark.parametrize("setting", ["all at once", "sampled, repetition penalty", "search, repetition penalty"])
@@ -408,34 +292,6 @@ def test_a_step_captured_under_autocast_errs_at_most_twice_as_much_as_one_that_i
     print(f"relative error {error:.1e} captured, {allowed:.1e} not")
     assert 0 < error <= 2 * allowed
     assert {part.dtype for layer in ours.cache.stored.values() for part in layer} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize(("rows", "heads", "times"), [(5, 9, 1), (3, 32, 70), (1, 2, 7)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rotations_and_their_gradients_are_those_of_the_model(
-    dtype: torch.dtype, rows: int, heads: int, times: int
-) -> None:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    from sequencematch.policy.rotation import rotate
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    x, gradient = torch.randn(2, rows, times, heads, 24, dtype=dtype, device="cuda", generator=generator)
-    # Halves that differ say more than angles would; one row of them serves all.
-    for angles in (rows, 1):
-        cos, sin = torch.randn(2, angles, times, 24, dtype=dtype, device="cuda", generator=generator)
-        found = []
-        for kind, turn in ((dtype, rotate), (torch.float32, lambda x, *a: apply_rotary_pos_emb(x, x, *a)[0])):
-            leaf = x.to(kind).transpose(1, 2).requires_grad_()
-            turned = turn(leaf, cos.to(kind), sin.to(kind))
-            found.append((turned, *torch.autograd.grad(turned, leaf, gradient.to(kind).transpose(1, 2))))
-        for ours, exact in zip(*found, strict=True):
-            torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-5)
-    plain = torch.ones(rows, heads, times, 24, dtype=dtype, device="cuda").requires_grad_()
-    cos = sin = torch.ones(1, times, 24, dtype=dtype, device="cuda")
-    rotate(plain, cos, sin).sum().backward()  # the gradient of a sum has no strides
-    assert plain.grad is not None
-    assert plain.grad.unique().tolist() == [0, 2]
 
 
 def test_angles_of_another_shape_are_left_to_the_model() -> None:

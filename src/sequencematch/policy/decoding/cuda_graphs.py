@@ -57,13 +57,19 @@ def can_capture(policy: Module, model: Any) -> bool:
 
 def why_not_captured(policy: Module, model: Any) -> str | None:
     """What keeps a decoding step from being captured, as a clause; None if nothing is known to."""
-    config, device = model.config, model.get_input_embeddings().weight.device
+    device = model.get_input_embeddings().weight.device
     if device.type != "cuda":
         return f"the model is on {device.type}, not on a CUDA GPU"
     if {parameter.device for parameter in policy.parameters()} != {device}:
         return "the model is spread over several devices"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing"
+    return why_not_as_it_is(model)
+
+
+def why_not_as_it_is(model: Any) -> str | None:
+    """What in a model would keep its step from being captured on any GPU, as a clause."""
+    config = model.config
     is_ours = config._attn_implementation in ("sdpa", CAUSAL_PREFIX, "flex_attention")
     if not (is_ours and model._supports_attention_backend):
         return f"attention is {config._attn_implementation!r}"
