@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from sequencematch.policy import Policy
 from sequencematch.training import SequenceMatchTrainer
 from sequencematch.training.replay import Experience
 from sequencematch.training.rollouts.asynchronous import AsynchronousRollouts
@@ -72,13 +73,13 @@ def pool_of(trainer: SequenceMatchTrainer) -> Pool:
     return source.pool
 
 
-def make(folder: Path, *, lora: bool = False, **changes: Any) -> SequenceMatchTrainer:
-    """A trainer that begins with the same weights every time."""
+def make(folder: Path, *, lora: bool = False, policy: Policy | None = None, **changes: Any) -> SequenceMatchTrainer:
+    """A trainer that begins with the same weights every time, unless it is given a policy."""
     from peft import LoraConfig
 
     torch.manual_seed(0)
     return SequenceMatchTrainer(
-        model=tiny_run.policy(),
+        model=policy or tiny_run.policy(),
         args=tiny_run.config(folder, **(SETTINGS | (LORA if lora else {}) | changes)),
         train_dataset=tiny_run.rows(),
         peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None,

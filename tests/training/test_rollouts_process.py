@@ -11,14 +11,18 @@ from signal import SIGKILL, SIGSTOP
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig
 
-from sequencematch.policy import Sampling
+from sequencematch.policy import Policy, Sampling
 from sequencematch.training import SequenceMatchTrainer
 from sequencematch.training.rollouts.copies import Blueprint
 from sequencematch.training.rollouts.pool import Failed
 from sequencematch.training.rollouts.processes import ProcessEngine
 from sequencematch.training.rollouts.weights import Layout
 from sequencematch.training.rollouts.worker import Setup
+from tests.policy.tiny_models import character_tokenizer
+from tests.training import tiny_run
 from tests.training.rollout_runs import Outcome, is_running, make, outcome, run, signal_one, total, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +47,24 @@ def test_one_worker_without_staleness_equals_inline_bit_for_bit(tmp_path: Path, 
     assert found.equals(expected)
     assert {line["rollouts/staleness"] for line in trainer.state.log_history if "rollouts/staleness" in line} == {0}
     assert {experience.version for experience in found.rollouts} == {3, 7, 11}
+
+
+def test_a_worker_of_qlora_equals_inline_bit_for_bit(tmp_path: Path) -> None:
+    """The base model, in 4 bits, is copied once; adapters and rows of end tokens travel."""
+    quantized = pytest.importorskip("tests.policy.test_quantized")
+    base = tmp_path / "base"
+    tiny_run.policy(hidden_size=64, head_dim=16).base.save_pretrained(base)
+
+    def outcome_of(folder: Path, **changes: Any) -> Outcome:
+        torch.manual_seed(0)
+        adapter, how = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"), quantized.four_bit()
+        policy = Policy.from_pretrained(
+            base, tokenizer=character_tokenizer(), quantization_config=how, device="cpu", peft_config=adapter
+        )
+        return run(folder, policy=policy, **changes)[0]
+
+    expected = outcome_of(tmp_path / "inline")
+    assert outcome_of(tmp_path / "process", rollouts="process", max_staleness=0).equals(expected)
 
 
 def test_rollouts_made_ahead_are_older_and_change_the_run(tmp_path: Path, undisturbed: Undisturbed) -> None:
