@@ -120,13 +120,14 @@ def test_adapters_train_beside_a_frozen_model_in_bfloat16(tmp_path: Path) -> Non
     assert (saved(cell, tmp_path) / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.parametrize("preset", ["cpu", "small"])
 @pytest.mark.parametrize("module", ["add_or_sub_in_base", "mul", "list_prime_factors"])
-def test_the_preset_cpu_has_questions_enough_that_fit_its_base_model(module: str) -> None:
+def test_the_bundled_base_model_has_questions_enough_that_fit_it(module: str, preset: str) -> None:
     """Of 128 tokens one is <bos>; nearly every character is a token of its own."""
     pytest.importorskip("mathematics_dataset")
-    questions = task(module, "cpu", BUDGETS["cpu"])
+    questions = task(module, preset, BUDGETS[preset])
     rows = [*questions.train(), *questions.test()]
-    assert len(rows) == 5000 + BUDGETS["cpu"].test_rows
+    assert len(rows) == 5000 + BUDGETS[preset].test_rows
     assert max(len(row["completion"]) for row in rows) <= questions.max_new_tokens
     assert max(len(row["prompt"]) for row in rows) + 2 * questions.max_new_tokens < 127
 

@@ -16,7 +16,8 @@ def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment listed below.")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the results go. Default: out/NAME.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="How large, where an experiment has a choice: cpu, gpu, paper; large for sums.")
+        str | None,
+        typer.Option(help="How large, where an experiment has a choice: cpu, gpu, paper; for sums also small, large."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Networks trained side by side, where there are several.")] = None,
     data: Annotated[

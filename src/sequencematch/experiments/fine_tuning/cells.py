@@ -45,6 +45,7 @@ class FileBudget(Budget):
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
         "cpu": Budget("sequencematch/arithmetic-base", 200, 1e-3, 1, 200, alpha=0.1, gamma=0.99),
+        "small": Budget("sequencematch/arithmetic-base", 400, 1e-3, 3, 1000, alpha=0.1, gamma=0.99),
         "gpu": Budget(
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             1000,
@@ -136,7 +137,9 @@ class Cell:
         return self.method == "mle" or (self.noise, self.rate, self.divergence) == (*KEPT, "chi2_mixture")
 
 
-#: Module → options of its task where the base model is the bundled one: small numbers, and answers of up to twelve characters.
+#: Presets whose base model is the bundled one.
+_BUNDLED = ("cpu", "small")
+#: Module → options of their task: small numbers, and answers of up to twelve characters.
 _SMALL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "add_or_sub_in_base": {"entropy": (2.0, 4.0), "bases": (5, 9), "max_new_tokens": 12},
@@ -147,6 +150,6 @@ _SMALL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def task(module: str, preset: str, budget: Budget) -> Arithmetic:
-    """The questions of a module; those of all presets but `cpu` are the paper's   (App. E)."""
-    options = _SMALL[module] if preset == "cpu" else {}
+    """The questions of a module; but for the presets of the bundled model they are the paper's   (App. E)."""
+    options = _SMALL[module] if preset in _BUNDLED else {}
     return Arithmetic(module=module, test_size=budget.test_rows, **options)

@@ -96,6 +96,7 @@ SUMS = Study(
     few=MappingProxyType(
         {
             "cpu": (NO_NOISE, *((noise, rate) for noise in ("digits", "uniform") for rate in (0.1, 0.3)), ("own", 0.1)),
+            "small": (NO_NOISE, KEPT, ("uniform", 0.1), ("own", 0.1)),
             "large": (KEPT,),
         }
     ),
