@@ -54,6 +54,7 @@ coverage: .venv/triton/.installed  ## lines that tests run, by folder, programs 
 	$(PIP) 'pytest-cov>=7' 'coverage>=7.17'
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/policy/test_kernels.py --cov --cov-append --cov-report=
+	$(BIN)/coverage combine --append --quiet || true # programs that ended after the tests
 	for part in core data policy tasks metrics training evaluation experiments serving cli; do \
 		echo "$$part $$($(BIN)/coverage report --include "src/sequencematch/$$part/*" --format=total)%"; done
 

@@ -14,6 +14,8 @@ from sequencematch.experiments.fine_tuning.training import config, saved
 from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, fresh_prompts, training_prompts
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
+#: What `selection` tries with the preset `gpu`.
+TRIED = selection.variants(1e-4)
 RECORDED = Path(__file__).parents[2] / "results" / "selection" / "results.json"
 
 
@@ -36,21 +38,23 @@ def found(scores: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
                 for way, value in zip(ways, scores.get(variant.name, (0.0, 0.0)), strict=True)
             },
         }
-        for variant in selection.variants()
+        for variant in TRIED
     ]
 
 
 def test_every_method_tries_as_many_settings_and_none_twice() -> None:
-    assert list(selection.TRIED) == list(METHODS)
-    assert {len(tried) for tried in selection.TRIED.values()} == {6}
-    names = [variant.name for variant in selection.variants()]
+    every = selection.tried(1e-3)
+    assert list(every) == list(METHODS)
+    assert {len(own) for own in every.values()} == {6}
+    assert {settings["learning_rate"] for settings in every["sequencematch"]} == {1e-3, 3e-3}
+    names = [variant.name for variant in TRIED]
     assert len(set(names)) == len(names) == 18
 
 
 def test_the_highest_mean_of_both_ways_to_decode_decides() -> None:
     """0.5 and 0.3 have a mean of 0.4; 0.35 twice has less, although its greedy accuracy is higher."""
     scores = {"BC, rate 0.0002": (0.5, 0.3), "BC, rate 0.0003": (0.35, 0.35), "MLE, rate 0.0008": (0.1, 0.0)}
-    chosen = selection.best(found(scores))
+    chosen = selection.best(found(scores), 1e-4)
     assert chosen["bc"] == {"learning_rate": 2e-4}
     assert chosen["mle"] == {"learning_rate": 8e-4}
     assert chosen["sequencematch"] == {"learning_rate": 1e-4, "alpha": 0.01, "gamma": 0.998}  # of equals the first
@@ -59,7 +63,8 @@ def test_the_highest_mean_of_both_ways_to_decode_decides() -> None:
 @pytest.mark.skipif(not RECORDED.is_file(), reason="results/ is not part of an installed package")
 def test_the_preset_gpu_has_the_settings_that_were_chosen() -> None:
     record = json.loads(RECORDED.read_text())
-    assert selection.best(record["models"]) == record["chosen"] == BUDGETS["gpu"].own
+    budget = BUDGETS["gpu"]
+    assert selection.best(record["models"], budget.learning_rate) == record["chosen"] == budget.own
 
 
 def test_settings_of_a_method_replace_those_of_the_preset_and_of_no_other_method(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_settings_of_a_method_replace_those_of_the_preset_and_of_no_other_method
     assert (other.learning_rate, other.noise_burst) == (TINY.learning_rate, 1)
 
 
-@pytest.mark.parametrize("variant", [*ablations.VARIANTS, *selection.variants()], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [*ablations.VARIANTS, *TRIED], ids=lambda variant: variant.name)
 def test_the_settings_of_every_variant_are_accepted(variant: Variant, tmp_path: Path) -> None:
     budget = replace(TINY, own={variant.method: {**variant.settings}})
     made = config(tmp_path, Trial(variant, 0).cell, budget, room=12)
@@ -78,7 +83,7 @@ def test_the_settings_of_every_variant_are_accepted(variant: Variant, tmp_path: 
 
 
 def test_variants_of_a_method_have_files_of_their_own(tmp_path: Path) -> None:
-    for listed in (ablations.VARIANTS, selection.variants()):
+    for listed in (ablations.VARIANTS, TRIED):
         files = {Trial(variant, seed).file(tmp_path) for variant in listed for seed in (0, 1)}
         assert len(files) == 2 * len(listed)
 
@@ -106,7 +111,7 @@ def test_a_table_has_a_row_per_variant_in_their_order() -> None:
     lines = variants_report.table(found({"MLE, rate 5e-05": (0.25, 0.5)})).splitlines()
     assert lines[0].startswith("| variant | right, temperature 1 | right, greedy | own errors deleted |")
     assert lines[2] == "| MLE, rate 5e-05 | 25.0 | 50.0 | – | – | 1 |"
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [v.name for v in selection.variants()]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [v.name for v in TRIED]
 
 
 @pytest.mark.slow

@@ -23,27 +23,34 @@ from sequencematch.tasks import Arithmetic
 RESULTS, FIGURE, TABLE = "results.json", "selection.png", "table.md"
 #: The task's seed of the questions to choose by.
 QUESTIONS = 1
-RATES = (5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 8e-4)
+#: Learning rates, in multiples of the preset's; those of SequenceMatch, which has more to choose, come second.
+RATES = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+FEW_RATES = (1.0, 3.0)
 #: α and γ, those of the paper's text first; and the learning rate of the offset head over that of the others.
 OBJECTIVES = (
     {"alpha": 0.01, "gamma": 0.998},
     {"alpha": 0.1, "gamma": 0.99},
     {"alpha": 0.1, "gamma": 0.99, "offset_lr_multiplier": 100.0},
 )
-#: Method → the settings that it tries.
-TRIED: Mapping[str, Sequence[Mapping[str, float]]] = {
-    "mle": [{"learning_rate": rate} for rate in RATES],
-    "bc": [{"learning_rate": rate} for rate in RATES],
-    "sequencematch": [{"learning_rate": rate, **own} for rate, own in itertools.product((1e-4, 3e-4), OBJECTIVES)],
-}
 #: Ways to decode whose mean accuracy decides.
 DECIDE = ("temperature 1", "greedy")
 _SHORT = {"learning_rate": "rate", "alpha": "α", "gamma": "γ", "offset_lr_multiplier": "offset head ×"}
 
 
-def variants() -> list[Variant]:
+def tried(learning_rate: float) -> Mapping[str, Sequence[Mapping[str, float]]]:
+    """Method → the settings that it tries, where the preset has this learning rate."""
+    many, few = ([{"learning_rate": float(f"{learning_rate * x:g}")} for x in rates] for rates in (RATES, FEW_RATES))
+    both = [{**rate, **own} for rate, own in itertools.product(few, OBJECTIVES)]
+    return {"mle": many, "bc": many, "sequencematch": both}
+
+
+def variants(learning_rate: float) -> list[Variant]:
     """Every method with everything that it tries."""
-    return [Variant(_name(method, settings), method, settings) for method, tried in TRIED.items() for settings in tried]
+    return [
+        Variant(_name(method, settings), method, settings)
+        for method, own in tried(learning_rate).items()
+        for settings in own
+    ]
 
 
 def _name(method: str, settings: Mapping[str, float]) -> str:
@@ -56,8 +63,9 @@ def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model
     questions = arithmetic(MODULE, preset, budget)
     assert isinstance(questions.task, Arithmetic)
     questions = replace(questions, task=replace(questions.task, seed=QUESTIONS))
-    found = run_trials([Trial(variant, 0) for variant in variants()], questions, budget, folder, jobs)
-    record = {"command": command, "chosen": best(found), "models": found}
+    trials = [Trial(variant, 0) for variant in variants(budget.learning_rate)]
+    found = run_trials(trials, questions, budget, folder, jobs)
+    record = {"command": command, "chosen": best(found, budget.learning_rate), "models": found}
     write_files(folder, {RESULTS: json_text(record)})
 
 
@@ -67,11 +75,14 @@ def score(result: Mapping[str, Any]) -> float:
     return mean(float(measure["value"]) for measure in measures if measure["name"] == "accuracy")
 
 
-def best(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def best(found: Sequence[Mapping[str, Any]], learning_rate: float) -> dict[str, dict[str, float]]:
     """Method → its settings with the highest score; of equals the first."""
     scores = {result["variant"]: score(result) for result in found}
-    top = {method: max((v for v in variants() if v.method == method), key=lambda v: scores[v.name]) for method in TRIED}
-    return {method: dict(variant.settings) for method, variant in top.items()}
+
+    def best_of(method: str, own: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+        return max(own, key=lambda settings: scores[_name(method, settings)])
+
+    return {method: dict(best_of(method, own)) for method, own in tried(learning_rate).items()}
 
 
 def draw(folder: Path) -> None:
