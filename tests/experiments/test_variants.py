@@ -16,7 +16,7 @@ from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Varian
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 #: What `selection` tries with the preset `gpu`.
 TRIED = selection.variants(1e-4)
-RECORDED = Path(__file__).parents[2] / "results" / "selection" / "results.json"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
@@ -60,10 +60,11 @@ def test_the_highest_mean_of_both_ways_to_decode_decides() -> None:
     assert chosen["sequencematch"] == {"learning_rate": 1e-4, "alpha": 0.01, "gamma": 0.998}  # of equals the first
 
 
-@pytest.mark.skipif(not RECORDED.is_file(), reason="results/ is not part of an installed package")
-def test_the_preset_gpu_has_the_settings_that_were_chosen() -> None:
-    record = json.loads(RECORDED.read_text())
-    budget = BUDGETS["gpu"]
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installed package")
+@pytest.mark.parametrize(("preset", "folder"), [("gpu", "selection"), ("small", "small/selection")])
+def test_a_preset_has_the_settings_that_were_chosen(preset: str, folder: str) -> None:
+    record = json.loads((RESULTS / folder / "results.json").read_text())
+    budget = BUDGETS[preset]
     assert selection.best(record["models"], budget.learning_rate) == record["chosen"] == budget.own
 
 

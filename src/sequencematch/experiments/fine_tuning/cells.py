@@ -45,7 +45,20 @@ class FileBudget(Budget):
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
         "cpu": Budget("sequencematch/arithmetic-base", 200, 1e-3, 1, 200, alpha=0.1, gamma=0.99),
-        "small": Budget("sequencematch/arithmetic-base", 400, 1e-3, 3, 1000, alpha=0.1, gamma=0.99),
+        "small": Budget(
+            "sequencematch/arithmetic-base",
+            400,
+            1e-3,
+            3,
+            1000,
+            alpha=0.1,
+            gamma=0.99,
+            own={  # results/small/selection
+                "mle": {"learning_rate": 1e-3},
+                "bc": {"learning_rate": 1e-3},
+                "sequencematch": {"learning_rate": 1e-3, "alpha": 0.01, "gamma": 0.998},
+            },
+        ),
         "gpu": Budget(
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             1000,
