@@ -199,7 +199,7 @@ def test_the_mixture_is_discounted_cloning_less_squared_rewards(
     """
     generator = torch.Generator().manual_seed(seed)
     data, model = (scores(random_raw(generator, part), padding=0.0) for part in (lengths, lengths[1:]))
-    got = sequencematch_loss(data, model, alpha=alpha, gamma=gamma, model_starts_from_data=False)
+    got = sequencematch_loss(data, model, alpha=alpha, gamma=gamma, model_value_from_data=True)
 
     def squares(batch: Scores, counts: Tensor) -> Tensor:
         discount = gamma ** torch.arange(counts.shape[1], dtype=torch.float64)
@@ -272,14 +272,14 @@ def test_of_rollouts_from_prompts_of_their_own_only_the_penalty_counts(
     """The oracle writes D as ½ Σ V(s₀) over data. Other first values of the rollouts change nothing; by default they do."""
     data, model = random_raw(generator, [3, 1, 7]), random_raw(generator, [5, 2])
     ours, theirs = scores(data), scores(model)
-    got = sequencematch_loss(ours, theirs, alpha=alpha, gamma=gamma, model_starts_from_data=False)
-    expected = equations.sequencematch_terms(data, model, "chi2_mixture", alpha, gamma, own_prompts=True)
+    got = sequencematch_loss(ours, theirs, alpha=alpha, gamma=gamma, model_value_from_data=True)
+    expected = equations.sequencematch_terms(data, model, "chi2_mixture", alpha, gamma, value_of_data=True)
     for term in TERMS:
         assert float(getattr(got, term)) == pytest.approx(expected[term], rel=1e-11, abs=1e-13), term
     value = theirs.value.clone()
     value[:, 0] += 3
     shifted = Scores(theirs.action_logit, value, theirs.length, theirs.policy_chosen)
-    again = sequencematch_loss(ours, shifted, alpha=alpha, gamma=gamma, model_starts_from_data=False)
+    again = sequencematch_loss(ours, shifted, alpha=alpha, gamma=gamma, model_value_from_data=True)
     assert float(again.loss) == float(got.loss)
     by_default = [float(sequencematch_loss(ours, m, alpha=alpha, gamma=gamma).loss) for m in (theirs, shifted)]
     assert by_default[1] - by_default[0] == pytest.approx(1.5 * 3 / 11)  # w · 2 rollouts · ½ · 3 over N = 11
@@ -304,7 +304,7 @@ def test_a_value_sum_on_prompts_of_their_own_would_pull_v_apart() -> None:
 
     assert slopes(best, -best) == pytest.approx([0, 0], abs=1e-12)
     assert slopes(0.0, 0.0) == pytest.approx([-1 / 6, 1 / 6])  # ∓½ over N = 3
-    assert slopes(0.0, 0.0, model_starts_from_data=False) == pytest.approx([0, 0], abs=1e-12)
+    assert slopes(0.0, 0.0, model_value_from_data=True) == pytest.approx([0, 0], abs=1e-12)
 
 
 def test_the_on_policy_term_leaves_out_what_the_policy_did_not_choose(generator: torch.Generator) -> None:
@@ -470,9 +470,9 @@ def test_other_wrong_arguments_are_refused(generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match=re.escape("`model_weight` would be ignored: without rollouts D = B.")):
         sequencematch_loss(data, None, divergence=CHI2, alpha=0.1, gamma=0.9, model_weight=3.0)
     with pytest.raises(
-        ValueError, match=re.escape("`model_starts_from_data` would be ignored: without rollouts D = B. Got False")
+        ValueError, match=re.escape("`model_value_from_data` would be ignored: without rollouts D = B. Got True")
     ):
-        sequencematch_loss(data, None, divergence=CHI2, alpha=0.1, gamma=0.9, model_starts_from_data=False)
+        sequencematch_loss(data, None, divergence=CHI2, alpha=0.1, gamma=0.9, model_value_from_data=True)
     for items in (0, -3.0):
         message = f"`num_items` must be positive: it is the number of scored decisions. Got {items}."
         with pytest.raises(ValueError, match=re.escape(message)):

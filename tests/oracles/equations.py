@@ -50,11 +50,11 @@ def value(logits: list[Any]) -> Any:
 
 
 def sequencematch_terms(
-    data: list[Raw], model: list[Raw], name: str, alpha: float, gamma: float, *, own_prompts: bool = False
+    data: list[Raw], model: list[Raw], name: str, alpha: float, gamma: float, *, value_of_data: bool = False
 ) -> dict[str, Any]:
     """The five sums of Eq. 4 and the loss, normalised by the data's decisions and by rollouts per data trajectory.
 
-    With `own_prompts` the model's value sum is half of V at the data's first states, by telescoping.
+    With `value_of_data` the model's value sum is half of V at the data's first states, by telescoping.
     """
     phi = PHI[name]
     a: Any = 0.0
@@ -86,7 +86,7 @@ def sequencematch_terms(
             e = e + gamma**steps / (1 - gamma) * (alpha * (1 - gamma) * final) ** 2 / alpha / 4
     ratio = len(data) / len(model)
     terms = {"data_reward": a, "data_tail": c, "data_value": b, "model_value": ratio * d, "model_penalty": ratio * e}
-    if own_prompts:
+    if value_of_data:
         terms["model_value"] = sum(value(raw.logits[0]) / 2 for raw in data)
     terms = {term: total / decisions for term, total in terms.items()}
     gains, costs = ("data_reward", "data_tail"), ("data_value", "model_value", "model_penalty")

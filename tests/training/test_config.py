@@ -1,6 +1,7 @@
 """The configuration: the schedule, the paper's recipes, and errors before anything is loaded."""
 
 import importlib.util
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from transformers import TrainingArguments
 
 from sequencematch.policy import Policy
-from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer
+from sequencematch.training import SequenceMatchConfig, SequenceMatchTrainer, checkpoints
 from sequencematch.training.config import OWN_FIELDS
 from sequencematch.training.presets import PRESETS
 from tests.policy.tiny_models import character_tokenizer
@@ -62,6 +63,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "endless corrections": ({"objective": "bc", "correction_rate": float("inf")}, "`correction_rate` must be finite"),
     "corrections": ({"objective": "bc", "correction_rate": -1.0}, "`correction_rate` must not be negative"),
     "ignored mixture": ({"divergence": "js", "mixture_weight": 0.4}, "`mixture_weight` would be ignored"),
+    "source of D": (
+        {"model_value_from": "rollout"},
+        "`model_value_from` must be one of data, rollouts. Got 'rollout'; did you mean 'rollouts'",
+    ),
+    "D without an on-policy term": (
+        {"model_value_from": "rollouts", "mixture_weight": 1.0},
+        "`model_value_from` would be ignored: objective 'sequencematch' with divergence 'chi2_mixture' makes no rollouts",
+    ),
+    "D of cloning": (
+        {"model_value_from": "rollouts", "objective": "bc"},
+        "`model_value_from` would be ignored: objective 'bc' .* makes no rollouts. Got 'rollouts'; leave it out.",
+    ),
     "mixture": ({"mixture_weight": 0.0}, "`mixture_weight` must lie in"),
     "packing": ({"objective": "unlikelihood", "packing": True}, "`packing` must be off for objective 'unlikelihood'"),
     "reuse": ({"replay_reuse": 0}, "`replay_reuse` must be positive"),
@@ -135,6 +148,44 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     again = trainer(tmp_path, max_steps=2)
     with pytest.raises(ValueError, match=r"which has checkpoint-2. Resume it with `resume_from_checkpoint=True`"):
         again.train()
+
+
+def test_a_run_that_took_d_from_rollouts_is_not_resumed_with_that_of_the_data(tmp_path: Path) -> None:
+    """As all older versions did, whose run files don't say so."""
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, max_steps=1, model_value_from="rollouts", **saving).train()
+    path = tmp_path / "run" / checkpoints.RUN
+    begun = json.loads(path.read_text())
+    assert begun.pop("model_value_from") == "rollouts"
+    for known in (begun, begun | {"model_value_from": "rollouts"}):
+        path.write_text(json.dumps(known))
+        with pytest.raises(
+            ValueError,
+            match=r"whose run had model_value_from='rollouts' and not 'data'\. .* set `model_value_from` to 'rollouts'\.",
+        ):
+            trainer(tmp_path, max_steps=2, resume_anyway=True)
+    path.write_text(json.dumps(begun))
+    resumed = trainer(tmp_path, max_steps=2, model_value_from="rollouts", **saving)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+    assert json.loads(path.read_text())["model_value_from"] == "rollouts"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"objective": "bc"}, {"divergence": "js"}, {"rollout_dataset": [{"prompt": "x"}, {"prompt": "yz"}]}],
+    ids=["no rollouts", "no on-policy term", "prompts of their own"],
+)
+def test_an_older_run_without_d_of_rollouts_is_resumed(changes: dict[str, Any], tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, max_steps=1, **saving, **changes).train()
+    path = tmp_path / "run" / checkpoints.RUN
+    begun = json.loads(path.read_text())
+    del begun["model_value_from"]
+    path.write_text(json.dumps(begun))
+    resumed = trainer(tmp_path, max_steps=2, **saving, **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")

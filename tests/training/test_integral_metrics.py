@@ -120,12 +120,16 @@ def recorded_step(
 
 
 @every_metric
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_step_equals_the_loops(metric: str, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("passes", "source"), [(1, "rollouts"), (2, "rollouts"), (1, "data")])
+def test_a_step_equals_the_loops(
+    metric: str, passes: int, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two batches to a step, each in one forward pass or two: each pass has a penalty, weighted by its data trajectories."""
     words = [{"prompt": word[:3], "completion": word[3:]} for word in ("rivers", "stones", "clouds", "apples") * 2]
     split = {"dataset": words, "truncation": True, "max_length": 9, "max_completion_length": 6} if passes == 2 else {}
-    policy, batches, drawn, logged, gradients = recorded_step(tmp_path, monkeypatch, divergence=metric, **split)
+    policy, batches, drawn, logged, gradients = recorded_step(
+        tmp_path, monkeypatch, divergence=metric, model_value_from=source, **split
+    )
     assert len(batches) == len(drawn) == 2 * passes
     assert all(len(transitions.step) == 12 for transitions in drawn)
     data = [raw(policy, t) for batch in batches for t in batch if not any(t.policy_chosen)]
@@ -139,7 +143,7 @@ def test_a_step_equals_the_loops(metric: str, passes: int, tmp_path: Path, monke
         for t, action in enumerate(d.actions):
             likelihood = likelihood + GAMMA**t * (d.logits[t][action] - GAMMA * values[t + 1])
         likelihood = likelihood + GAMMA ** len(d.actions) * values[-1] - values[0] / 2
-    starts = sum(equations.value(m.logits[0]) / 2 for m in model)
+    starts = sum(equations.value(d.logits[0]) / 2 for d in (data if source == "data" else model))
     penalties = [
         sum(not any(t.policy_chosen) for t in batch) * penalty(policy, metric, batch, transitions)
         for batch, transitions in zip(batches, drawn, strict=True)

@@ -100,7 +100,9 @@ def check_step(policy: Policy, expected: Tensor, logged: float, gradients: dict[
 def test_a_sequencematch_step_equals_the_loops(
     divergence: str, packing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"divergence": divergence, "packing": packing, "noise_rate": 0.4}
+    changes: dict[str, Any] = {"divergence": divergence, "packing": packing, "noise_rate": 0.4}
+    if divergence == "chi2_mixture":
+        changes["model_value_from"] = "rollouts"
     policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, **changes)
     data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
     model = [t for batch in batches for t in batch if any(t.policy_chosen)]
@@ -114,8 +116,35 @@ def test_a_sequencematch_step_equals_the_loops(
     assert set(gradients) == {name for name, _ in policy.named_parameters()}
 
 
+@pytest.mark.parametrize("source", ["data", "rollouts"])
+def test_d_is_the_datas_unless_it_is_asked_for_as_printed(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle telescopes D of the data to ½ Σ V(s₀); D of the other source is another loss with other gradients."""
+    changes: dict[str, Any] = {} if source == "data" else {"model_value_from": source}
+    policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, noise_rate=0.4, **changes)
+    data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
+    model = [t for batch in batches for t in batch if any(t.policy_chosen)]
+    assert (len(data), len(model)) == (6, 6)
+    assert sorted(t.initial for t in data) != sorted(t.initial for t in model)
+    ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
+    losses = {
+        of_data: equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA, value_of_data=of_data)[
+            "loss"
+        ]
+        for of_data in (True, False)
+    }
+    difference = losses[True] - losses[False]
+    head = policy.backspace.offset_out.weight  # it moves V alone
+    assert abs(float(difference.detach())) > 1e-3
+    assert float(torch.autograd.grad(difference, head, retain_graph=True)[0].norm()) > 1e-3
+    cloning = BC_WEIGHT * equations.negative_log_likelihood(ours)
+    check_step(policy, cloning + (1 - BC_WEIGHT) * losses[source == "data"], logged, gradients)
+
+
+@pytest.mark.parametrize("source", ["data", "rollouts"])
 def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of three letters count as decisions; data is cut by noise, and rollouts can't delete their prompts."""
     words = [
@@ -126,6 +155,7 @@ def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
         "noise_rate": 0.6,
         "completion_only_loss": False,
         "protect_prompt": True,
+        "model_value_from": source,
         "truncation": True,
         "max_length": 9,
     }
@@ -135,7 +165,8 @@ def test_a_step_with_scored_prompts_cut_sequences_and_a_floor_equals_the_loops(
     assert any(t.truncated for t in data)
     assert all(t.floor == 3 and t.policy_chosen[:2] == (False, False) for t in model)
     ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
-    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA)
+    of_data = source == "data"
+    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA, value_of_data=of_data)
     check_step(
         policy, BC_WEIGHT * equations.negative_log_likelihood(ours) + (1 - BC_WEIGHT) * terms["loss"], logged, gradients
     )
@@ -153,7 +184,7 @@ def test_a_step_with_prompts_of_their_own_for_rollouts_equals_the_loops(
     assert {t.initial for t in model} <= {ids(letter) for letter in "xyz"}
     ours, theirs = [raw(policy, t) for t in data], [raw(policy, t) for t in model]
     cloning = BC_WEIGHT * equations.negative_log_likelihood(ours)
-    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA, own_prompts=True)
+    terms = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA, value_of_data=True)
     check_step(policy, cloning + (1 - BC_WEIGHT) * terms["loss"], logged, gradients)
     other = equations.sequencematch_terms(ours, theirs, "chi2_mixture", ALPHA, GAMMA)
     assert abs(float((other["loss"] - terms["loss"]).detach())) > 1e-3
@@ -163,7 +194,9 @@ def test_a_step_in_several_forward_passes_equals_the_loops(tmp_path: Path, monke
     """Three sequences of nine nodes and as long rollouts: twice the node budget of the data, so two passes."""
     words = [{"prompt": word[:3], "completion": word[3:]} for word in ("rivers", "stones", "clouds", "apples") * 2]
     changes = {"noise_rate": 0.6, "truncation": True, "max_length": 9, "max_completion_length": 6}
-    policy, batches, logged, gradients = one_step(tmp_path, monkeypatch, dataset=words, **changes)
+    policy, batches, logged, gradients = one_step(
+        tmp_path, monkeypatch, dataset=words, model_value_from="rollouts", **changes
+    )
     data = [t for batch in batches for t in batch if not any(t.policy_chosen)]
     model = [t for batch in batches for t in batch if any(t.policy_chosen)]
     assert [len(batch) for batch in batches] == [4, 2, 4, 2]

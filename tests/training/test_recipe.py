@@ -190,6 +190,8 @@ def test_rollouts_may_have_prompts_of_their_own(tmp_path: Path, model: Path) -> 
     assert trained.has_own_prompts
     with pytest.raises(ValueError, match="`rollout_dataset` would be ignored: objective 'bc'"):
         read_recipe(path, ["--objective", "bc"])
+    with pytest.raises(ValueError, match="`model_value_from` must be 'data' with a `rollout_dataset`"):
+        read_recipe(path, ["--model-value-from", "rollouts"])
 
 
 # The examples.

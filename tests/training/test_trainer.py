@@ -162,6 +162,20 @@ def test_the_logged_numbers_are_those_of_the_equations(tmp_path: Path) -> None:
     assert entry["replay/size"] == 8
 
 
+@pytest.mark.parametrize("source", ["data", "rollouts"])
+@pytest.mark.parametrize("divergence", ["chi2_mixture", "mmd"])
+def test_the_logged_value_sum_is_that_of_its_source(divergence: str, source: str, tmp_path: Path) -> None:
+    """B = n/N · ½ mean V(s₀) and D of rollouts n/N · ½ mean V(u₀), so their ratio is that of the logged first values."""
+    changes: dict[str, Any] = {} if source == "data" else {"model_value_from": source}
+    run = trainer(tmp_path, policy(initializer_range=0.5), divergence=divergence, max_steps=1, **changes)
+    run.train()
+    line = run.state.log_history[0]
+    ratio = line["values/rollouts/first"] / line["values/data/first"]
+    assert abs(ratio - 1) > 1e-3
+    found = line["objective/model_value"] / line["objective/data_value"]
+    assert found == pytest.approx(1 if source == "data" else ratio, rel=1e-5)  # float32 sums of some forty terms
+
+
 def test_averages_are_over_all_steps_since_the_last_line(tmp_path: Path) -> None:
     every, third = trainer(tmp_path / "1", max_steps=6), trainer(tmp_path / "3", max_steps=6, logging_steps=3)
     for run in (every, third):
@@ -469,9 +483,15 @@ def test_prompts_of_rollouts_may_come_from_another_dataset_without_answers(tmp_p
     assert {e.right for e in run.on_policy.buffer.rollouts} == {None}
     line = run.state.log_history[0]
     assert line["objective/model_value"] == pytest.approx(line["objective/data_value"])
-    plain = trainer(tmp_path / "plain")
+    plain = trainer(tmp_path / "plain", model_value_from="rollouts")
     plain.train()
-    assert plain.state.log_history[0]["objective/model_value"] != line["objective/model_value"]
+    entry = plain.state.log_history[0]
+    assert entry["objective/model_value"] != pytest.approx(entry["objective/data_value"])
+    with pytest.raises(
+        ValueError,
+        match=r"`model_value_from` must be 'data' with a `rollout_dataset`: .* Got 'rollouts'; leave it out\.",
+    ):
+        trainer(tmp_path / "refused", rollout_dataset=[{"prompt": "x"}], model_value_from="rollouts")
     for changes, named in (
         ({"objective": "bc"}, "'bc'"),
         ({"divergence": "js"}, "'sequencematch' with divergence 'js'"),

@@ -152,7 +152,7 @@ def sequencematch_loss(
     gamma: float,
     num_items: float | Tensor | None = None,
     model_weight: float | Tensor | None = None,
-    model_starts_from_data: bool = True,
+    model_value_from_data: bool = False,
     points: Points | None = None,
 ) -> SequenceMatchLoss:
     """−Ĵ with Ĵ = [Σ_data (A + C − B) − w Σ_model (D + E) − n P] / N   (Eq. 4).
@@ -162,10 +162,10 @@ def sequencematch_loss(
     spans several batches or devices. `model=None` assumes that rollouts start from the same states as data. Then D = B, and a
     divergence without an on-policy term needs no rollouts.
 
-    With `model_starts_from_data=False` rollouts have prompts of their own, and only E is taken from them:
-    Ĵ = [Σ_data (A + C − B − D) − w Σ_model E] / N, where D = B. D telescopes to ½ V(u₀) whatever the policy does, so it is known
-    for the data's prompts without a rollout from them. D on other prompts would pull V apart: the best constant shift of V is
-    −1/(α(1−γ)) on such rollouts and 1/(α(1−γ)) on data, 50,000 at α = 0.01 and γ = 0.998.
+    With `model_value_from_data=True` only E is taken from rollouts: Ĵ = [Σ_data (A + C − B − D) − w Σ_model E] / N, where D = B.
+    D telescopes to ½ V(u₀) whatever the policy does, so it is known for the data's prompts without a rollout from them. Where
+    rollouts start from other prompts, or the model can tell them from the data's, D on rollouts pulls V apart: the best constant
+    shift of V is −1/(α(1−γ)) on rollouts and 1/(α(1−γ)) on data, 50,000 at α = 0.01 and γ = 0.998.
 
     P = (1/α) ψ(α r) is for integral metrics (§3.2), which need `points` to read r at. It belongs to the expectation over
     trajectories, so it counts once for each of the n data trajectories of this batch.
@@ -182,8 +182,8 @@ def sequencematch_loss(
         raise ValueError(
             f"`model_weight` would be ignored: without rollouts D = B. Got model_weight={model_weight}, model=None."
         )
-    if model is None and not model_starts_from_data:
-        raise ValueError("`model_starts_from_data` would be ignored: without rollouts D = B. Got False, model=None.")
+    if model is None and model_value_from_data:
+        raise ValueError("`model_value_from_data` would be ignored: without rollouts D = B. Got True, model=None.")
     is_integral = isinstance(divergence, IntegralMetric)
     if is_integral and points is None:
         raise ValueError(
@@ -201,7 +201,7 @@ def sequencematch_loss(
     a = data_reward(data, divergence, alpha, gamma).sum() / num_items
     c = data_tail(data, divergence, alpha, gamma).sum() / num_items
     b = value_difference(data, gamma).sum() / num_items
-    d = model_weight * value_difference(rollouts, gamma).sum() / num_items if model_starts_from_data else b
+    d = b if model_value_from_data else model_weight * value_difference(rollouts, gamma).sum() / num_items
     e = model_weight * model_penalty(rollouts, divergence, alpha, gamma).sum() / num_items
     gain, p = a + c - b - d - e, torch.zeros_like(a)
     if isinstance(divergence, IntegralMetric) and points is not None:

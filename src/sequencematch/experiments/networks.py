@@ -110,6 +110,8 @@ def config(
     own = dict(method.settings)
     if own["objective"] == "sequencematch":
         own |= {"bc_steps": steps // 4, "bc_anneal_steps": steps // 4}
+        if own.get("divergence", "chi2_mixture") == "chi2_mixture":
+            own["model_value_from"] = "rollouts"  # as the paper prints it
     if own["objective"] == "sequencematch" or "correction_rate" in own:
         own |= {
             "generation_batch_size": 2 * budget.batch_size,

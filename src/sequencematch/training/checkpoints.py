@@ -112,12 +112,18 @@ def _any_of(choices: list[str]) -> str:
 
 
 def refuse_another_run(
-    output_dir: Path, identity: Mapping[str, Any], *, insist: bool = False, processes: int = 1
+    output_dir: Path,
+    identity: Mapping[str, Any],
+    *,
+    before: Mapping[str, Any] = MappingProxyType({}),
+    insist: bool = False,
+    processes: int = 1,
 ) -> None:
     """Refuse a folder whose checkpoints belong to a run that `begin` started with another identity.
 
-    With `insist`, other data and another batch size are only warned of. Run files of older versions name neither. `processes`
-    take part now: the number may be another one, but not that of the rows in a step.
+    With `insist`, other data and another batch size are only warned of. Run files of older versions name neither, nor newer
+    settings: `before` says which values these then had, if not the present ones. `processes` take part now: the number may be
+    another one, but not that of the rows in a step.
     """
     path = output_dir / RUN
     if not path.is_file() or not checkpoints(output_dir):
@@ -127,16 +133,18 @@ def refuse_another_run(
     except ValueError as error:
         raise ValueError(f"{path} is damaged. Remove it if the checkpoints beside it belong to this run.") from error
     for name, value in ours.items():
-        if known.get(name, value) == value:
+        begun = known.get(name, before.get(name, value))
+        if begun == value:
             continue
-        difference = f"Got {output_dir}, whose run had {name}={known[name]!r} and not {value!r}."
+        difference = f"Got {output_dir}, whose run had {name}={begun!r} and not {value!r}."
         if name in INSISTED_ON and insist:
             logger.warning("%s This is not an exact resume.", difference)
             continue
-        fitting = f" {settings_for(known[name], processes)}" if name == "global_batch_size" else ""
-        remedy = " To resume all the same set `resume_anyway`." if name in INSISTED_ON else ""
+        fitting = f" {settings_for(begun, processes)}" if name == "global_batch_size" else ""
+        change = "`resume_anyway`" if name in INSISTED_ON else f"`{name}` to {begun!r}"
         raise ValueError(
-            f"`output_dir` must not hold another run. {difference}{fitting} Choose another folder.{remedy}"
+            f"`output_dir` must not hold another run. {difference}{fitting} Choose another folder. "
+            f"To resume all the same set {change}."
         )
 
 

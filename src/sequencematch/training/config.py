@@ -22,6 +22,8 @@ from sequencematch.training.rollout_settings import WHERE, RolloutSettings
 AUTO = "auto"
 #: Sources of wrong tokens: the vocabulary, a set given with each example, or the model's own mistakes; or one of the first two.
 NOISE_SOURCES = (AUTO, "uniform", "tokens", "model")
+#: Sources of D of Eq. 4.
+MODEL_VALUES = ("data", "rollouts")
 
 #: Fields of `TrainingArguments` → the values that a policy supports.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -39,7 +41,7 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     """All settings of a run: these fields, and those of `transformers.TrainingArguments`   (Alg. 1, §6, App. E).
 
-    The help texts name the paper's values; `from_preset` sets them all.
+    The help texts name the paper's values; `from_preset` sets its numbers.
     """
 
     objective: str = field(
@@ -63,6 +65,13 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
     )
     mixture_weight: float = field(
         default=0.5, metadata={"help": "Share β of data in the χ²-mixture. Paper: 0.5 (App. D.4)."}
+    )
+    model_value_from: str = field(
+        default="data",
+        metadata={
+            "help": "Source of D in Eq. 4, the value sum of rollouts, which is ½ V(u₀) whatever they do: data (D = B) or rollouts. "
+            "Both have the same mean, but a model that memorises prompts can lower V on rollouts alone. Paper: rollouts (Eq. 4)."
+        },
     )
     lipschitz_weight: float = field(
         default=10.0,
@@ -252,6 +261,12 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
             raise ValueError(
                 f"`lipschitz_weight` would be ignored: it belongs to wasserstein. Got divergence {self.divergence!r}."
             )
+        check_choice("model_value_from", self.model_value_from, MODEL_VALUES)
+        if self.model_value_from != "data" and not self.needs_rollouts:
+            raise ValueError(
+                f"`model_value_from` would be ignored: objective {self.objective!r} with divergence {self.divergence!r} makes no "
+                f"rollouts. Got {self.model_value_from!r}; leave it out."
+            )
         if not 0 < self.offset_lr_multiplier < math.inf:
             raise ValueError(
                 f"`offset_lr_multiplier` must be positive and finite: it multiplies a learning rate. Got "
@@ -375,11 +390,16 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
         return self.max_length
 
     def check_rollout_dataset(self) -> None:
-        """Refuse prompts of rollouts where no rollouts are made."""
+        """Refuse prompts of rollouts where no rollouts are made, or where D would be taken from them."""
         if not self.needs_rollouts:
             raise ValueError(
                 f"`rollout_dataset` would be ignored: objective {self.objective!r} with divergence {self.divergence!r} makes no "
                 f"rollouts. Leave it out, or use objective 'sequencematch' with divergence 'chi2_mixture'."
+            )
+        if self.model_value_from != "data":
+            raise ValueError(
+                f"`model_value_from` must be 'data' with a `rollout_dataset`: D of prompts not in the data would pull V apart. "
+                f"Got {self.model_value_from!r}; leave it out."
             )
 
     def own_values(self) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def prepare(
     if rollout_rows is not None:
         args.check_rollout_dataset()
     given = {name: value for name, value in args.own_values().items() if name not in left_open(args)}
-    checkpoints.refuse_another_run(Path(args.output_dir or "."), {"model": name_of(model), **given})
+    # Older versions took D from rollouts that started from the data's prompts.
+    before = {"model_value_from": "rollouts"} if args.needs_rollouts and rollout_rows is None else {}
+    checkpoints.refuse_another_run(Path(args.output_dir or "."), {"model": name_of(model), **given}, before=before)
     if rows is None:
         raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
     tokenizer = tokenizer or tokenizer_of(model, args)
@@ -88,7 +90,9 @@ def prepare(
     own_prompts = None if rollout_rows is None else prompts
     identity = {"model": name_of(model), **args.own_values(), **data_identity(args, examples, own_prompts)}
     folder = Path(args.output_dir or ".")
-    checkpoints.refuse_another_run(folder, identity, insist=args.resume_anyway, processes=args.world_size)
+    checkpoints.refuse_another_run(
+        folder, identity, before=before, insist=args.resume_anyway, processes=args.world_size
+    )
     return Inputs(args, identity, chosen, tokenizer, read, examples, held_out, prompts)
 
 

@@ -52,7 +52,7 @@ class Batch:
 class Weights:
     """The numbers in a loss: φ, α and γ of Eq. 4, β_BC at this step, and the weight of unlikelihood beside likelihood.
 
-    `model_starts_from_data` says whether rollouts start from the data's prompts; if not, D is the data's.
+    `model_value_from_data` says whether D is that of the data, and not that of rollouts. Without rollouts it must be False.
     """
 
     divergence: Divergence
@@ -60,7 +60,7 @@ class Weights:
     gamma: float
     bc_weight: float = 1.0
     unlikelihood_weight: float = 1.0
-    model_starts_from_data: bool = True
+    model_value_from_data: bool = False
 
 
 #: (model, batch, weights) → this batch's share of the step's loss, and its signals.
@@ -97,7 +97,7 @@ def sequencematch(model: Any, batch: Batch, weights: Weights) -> tuple[Float[Ten
         gamma=weights.gamma,
         num_items=batch.num_items,
         model_weight=batch.model_weight,
-        model_starts_from_data=weights.model_starts_from_data,
+        model_value_from_data=weights.model_value_from_data,
         points=points,
     )
     signals |= {

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-#: The paper's recipes for one process; for n, divide the batch size by n. Comments mark values not in the paper.
+#: The paper's recipes for one process; for n, divide the batch size by n. Comments mark values not in the paper. Choices of method
+#: (`model_value_from`, `noise_excludes_right`) keep their defaults, since they would be refused with some objectives and datasets.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "text": MappingProxyType(

@@ -54,8 +54,8 @@ class SequenceMatchTrainer(Checkpointed):
 
     Datasets have the formats of TRL; see `data.examples.Reader`. `rollouts` says where the policy's own trajectories come from:
     by default it makes them itself between two steps. They start from the prompts of `rollout_dataset`, if it is given, whose
-    rows need no completion, and else from those of `train_dataset`. From prompts of its own only the on-policy term E is taken,
-    and D is that of the data (see `core.sequencematch_loss`).
+    rows need no completion, and else from those of `train_dataset`. Only the on-policy term E is taken from them, and D is that of
+    the data (see `core.sequencematch_loss`), unless `model_value_from` is "rollouts".
     """
 
     args: SequenceMatchConfig
@@ -293,7 +293,7 @@ class SequenceMatchTrainer(Checkpointed):
             args.gamma,
             bc_weight,
             args.unlikelihood_weight,
-            model_starts_from_data=not self.has_own_prompts,
+            model_value_from_data=args.needs_rollouts and args.model_value_from == "data",
         )
 
     def _data(self, batch: dict[str, Any]) -> list[Trajectory]:

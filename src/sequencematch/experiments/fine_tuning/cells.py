@@ -142,6 +142,8 @@ class Cell:
         if self.method == "sequencematch":
             own |= {"divergence": self.divergence, "alpha": budget.alpha, "gamma": budget.gamma}
             own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
+            if self.divergence == "chi2_mixture":
+                own["model_value_from"] = "rollouts"  # as the paper prints it
         return own | budget.own.get(self.method, {})
 
     @property
