@@ -11,7 +11,7 @@ import pytest
 from sequencematch.experiments.fine_tuning import ablations, cells, selection, variants_report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Cell, task
 from sequencematch.experiments.fine_tuning.training import config, saved
-from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, fresh_prompts, training_prompts
+from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, fresh_prompts
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 #: What `selection` tries with the preset `gpu`.
@@ -42,13 +42,15 @@ def found(scores: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_method_tries_as_many_settings_and_none_twice() -> None:
+def test_every_method_tries_six_settings_sequencematch_with_both_forms_of_d_and_none_twice() -> None:
     every = selection.tried(1e-3)
+    assert {method: len(own) for method, own in every.items()} == {"mle": 6, "bc": 6, "sequencematch": 12}
     assert list(every) == list(METHODS)
-    assert {len(own) for own in every.values()} == {6}
     assert {settings["learning_rate"] for settings in every["sequencematch"]} == {1e-3, 3e-3}
+    printed, own = every["sequencematch"][:6], every["sequencematch"][6:]
+    assert [{**settings, "model_value_from": "data"} for settings in printed] == list(own)
     names = [variant.name for variant in TRIED]
-    assert len(set(names)) == len(names) == 18
+    assert len(set(names)) == len(names) == 24
 
 
 def test_the_highest_mean_of_both_ways_to_decode_decides() -> None:
@@ -58,6 +60,13 @@ def test_the_highest_mean_of_both_ways_to_decode_decides() -> None:
     assert chosen["bc"] == {"learning_rate": 2e-4}
     assert chosen["mle"] == {"learning_rate": 8e-4}
     assert chosen["sequencematch"] == {"learning_rate": 1e-4, "alpha": 0.01, "gamma": 0.998}  # of equals the first
+
+
+def test_settings_that_were_not_run_are_not_chosen() -> None:
+    """Some records have SequenceMatch with D of its rollouts alone: all of its six scores are 0, and still beat none."""
+    ran = [result for result in found({}) if "D of the data" not in result["variant"]][::-1]
+    assert selection.best(ran, 1e-4)["sequencematch"] == {"learning_rate": 1e-4, "alpha": 0.01, "gamma": 0.998}
+    assert selection.best(ran[:1], 1e-4)["sequencematch"]["offset_lr_multiplier"] == 100.0
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installed package")
@@ -94,7 +103,6 @@ def test_fresh_prompts_are_neither_trained_on_nor_tested() -> None:
     pytest.importorskip("mathematics_dataset")
     questions = task(MODULE, "cpu", replace(TINY, test_rows=40))
     fresh = fresh_prompts(questions)
-    assert [row["prompt"] for row in training_prompts(questions)] == [row["prompt"] for row in questions.train()]
     known = {row["prompt"] for row in [*questions.train(), *questions.test()]}
     assert len(fresh) == 40
     assert all(set(row) == {"prompt"} and row["prompt"] not in known for row in fresh)

@@ -14,10 +14,10 @@ from sequencematch.experiments.fine_tuning.variants import (
     Variant,
     fresh_prompts,
     run_trials,
-    training_prompts,
 )
 
 RESULTS, FIGURE, TABLE = "results.json", "ablations.png", "table.md"
+_D_OF_DATA = {"model_value_from": "data"}
 #: Each has the settings that `selection` chose for its method, but for its own.
 VARIANTS = (
     Variant("MLE", "mle"),
@@ -25,11 +25,11 @@ VARIANTS = (
     Variant("BC, bursts of up to 3", "bc", {"noise_burst": 3}),
     Variant("BC, own mistakes corrected", "bc", {"correction_rate": 0.5}),
     Variant("SequenceMatch", "sequencematch"),
-    Variant("no on-policy term", "sequencematch", {"mixture_weight": 1.0}),
+    Variant("D of the rollouts", "sequencematch", {"model_value_from": "rollouts"}),
+    Variant("D of the data", "sequencematch", _D_OF_DATA),
+    Variant("no on-policy term", "sequencematch", {"mixture_weight": 1.0, **_D_OF_DATA}),
     Variant("rollouts used once", "sequencematch", {"replay_reuse": 1.0}),
-    Variant("D of the data's prompts", "sequencematch", prompts=training_prompts),
-    Variant("D of the data's prompts, rate 0.0003", "sequencematch", {"learning_rate": 3e-4}, training_prompts),
-    Variant("rollouts from fresh prompts", "sequencematch", prompts=fresh_prompts),
+    Variant("rollouts from fresh prompts", "sequencematch", _D_OF_DATA, fresh_prompts),
     Variant("no cloning at the end", "sequencematch", {"bc_weight_final": 0.0}),
     Variant("offset head at rest", "sequencematch", {"offset_lr_multiplier": 1e-6}),
     Variant("offset head × 100", "sequencematch", {"offset_lr_multiplier": 100.0}),

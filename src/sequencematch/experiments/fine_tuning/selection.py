@@ -1,7 +1,8 @@
 """The experiment `selection`: the settings that each method is compared with, chosen before any test question is asked.
 
-Every method has six runs on sums, with digits as noise at a rate of 0.1. The questions, to train on and to choose by, are drawn
-with another seed than those of the comparisons.
+Every method has six runs on sums, with digits as noise at a rate of 0.1; SequenceMatch has them twice, with D of Eq. 4 taken from
+rollouts, as the paper prints it, and from the data. The questions, to train on and to choose by, are drawn with another seed than
+those of the comparisons.
 """
 
 import itertools
@@ -32,15 +33,25 @@ OBJECTIVES = (
     {"alpha": 0.1, "gamma": 0.99},
     {"alpha": 0.1, "gamma": 0.99, "offset_lr_multiplier": 100.0},
 )
+#: Where D of Eq. 4 is taken: as the paper prints it, which is the studies' own, and as the library does.
+VALUES: Sequence[Mapping[str, str]] = ({}, {"model_value_from": "data"})
 #: Ways to decode whose mean accuracy decides.
 DECIDE = ("temperature 1", "greedy")
-_SHORT = {"learning_rate": "rate", "alpha": "α", "gamma": "γ", "offset_lr_multiplier": "offset head ×"}
+_SHORT = {
+    "learning_rate": "rate",
+    "alpha": "α",
+    "gamma": "γ",
+    "offset_lr_multiplier": "offset head ×",
+    "model_value_from": "D of the",
+}
+#: Settings of the trainer.
+Settings = Mapping[str, float | str]
 
 
-def tried(learning_rate: float) -> Mapping[str, Sequence[Mapping[str, float]]]:
+def tried(learning_rate: float) -> Mapping[str, Sequence[Settings]]:
     """Method → the settings that it tries, where the preset has this learning rate."""
     many, few = ([{"learning_rate": float(f"{learning_rate * x:g}")} for x in rates] for rates in (RATES, FEW_RATES))
-    both = [{**rate, **own} for rate, own in itertools.product(few, OBJECTIVES)]
+    both: list[Settings] = [{**rate, **own, **value} for value, rate, own in itertools.product(VALUES, few, OBJECTIVES)]
     return {"mle": many, "bc": many, "sequencematch": both}
 
 
@@ -53,8 +64,9 @@ def variants(learning_rate: float) -> list[Variant]:
     ]
 
 
-def _name(method: str, settings: Mapping[str, float]) -> str:
-    return ", ".join([METHODS[method], *(f"{_SHORT[name]} {value:g}" for name, value in settings.items())])
+def _name(method: str, settings: Settings) -> str:
+    shown = ([_SHORT[name], f"{value:g}" if isinstance(value, float) else value] for name, value in settings.items())
+    return ", ".join([METHODS[method], *map(" ".join, shown)])
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:
@@ -75,12 +87,12 @@ def score(result: Mapping[str, Any]) -> float:
     return mean(float(measure["value"]) for measure in measures if measure["name"] == "accuracy")
 
 
-def best(found: Sequence[Mapping[str, Any]], learning_rate: float) -> dict[str, dict[str, float]]:
-    """Method → its settings with the highest score; of equals the first."""
+def best(found: Sequence[Mapping[str, Any]], learning_rate: float) -> dict[str, dict[str, float | str]]:
+    """Method → its settings with the highest score of those that were run; of equals the first."""
     scores = {result["variant"]: score(result) for result in found}
 
-    def best_of(method: str, own: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        return max(own, key=lambda settings: scores[_name(method, settings)])
+    def best_of(method: str, own: Sequence[Settings]) -> Settings:
+        return max(own, key=lambda settings: scores.get(_name(method, settings), -1.0))
 
     return {method: dict(best_of(method, own)) for method, own in tried(learning_rate).items()}
 

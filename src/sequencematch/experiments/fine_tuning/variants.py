@@ -20,8 +20,7 @@ MODULE = "add_or_sub_in_base"
 class Variant:
     """A method whose `settings` take the place of the preset's.
 
-    `prompts` makes the prompts of rollouts from the task. Then D of Eq. 4 is that of the data's prompts, since it is ½ V(s₀)
-    whatever a rollout does; without it, rollouts start from the training questions, and D is theirs.
+    `prompts` makes the prompts of rollouts from the task; without it, rollouts start from the training questions.
     """
 
     name: str
@@ -54,15 +53,10 @@ class Trial:
         return self.within(folder) / "cells" / self.cell.file
 
 
-def training_prompts(task: Arithmetic) -> list[Row]:
-    """The questions to train on, without answers."""
-    return [{"prompt": row["prompt"]} for row in task.train()]
-
-
 def fresh_prompts(task: Arithmetic) -> list[Row]:
     """Questions without answers, as many as there are to train on, and neither among these nor in the test."""
     size = len(task.train())
-    return training_prompts(replace(task, train_size=2 * size))[size:]
+    return [{"prompt": row["prompt"]} for row in replace(task, train_size=2 * size).train()[size:]]
 
 
 def run_trial(trial: Trial, questions: Questions, budget: Budget, folder: Path) -> None:
