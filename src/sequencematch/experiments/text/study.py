@@ -17,7 +17,7 @@ from sequencematch.experiments import networks
 from sequencematch.experiments.text import report
 from sequencematch.experiments.text.cells import BUDGETS, Budget, Cell, cells
 from sequencematch.experiments.text.continuations import path_of
-from sequencematch.experiments.text.likeness import find_encoder, score
+from sequencematch.experiments.text.likeness import encode, find_encoder, missing_package, score, unencoded, unscored
 from sequencematch.experiments.text.passages import prepare
 from sequencematch.experiments.text.training import run_cell
 from sequencematch.metrics import Encoder
@@ -36,7 +36,8 @@ def run(
 ) -> None:
     """Fine-tune the models of a preset, `jobs` at a time, let them write, score what they wrote, and collect it.
 
-    Where MAUVE can't be had, it is left open; the same command in a copy of the folder, on a machine that has it, adds it.
+    Texts are encoded where the encoder can be had, and scored where mauve-text is installed; what is missing is left open. The
+    same command in a copy of the folder, on a machine that has it, adds it.
     """
     check_choice("--preset", preset, BUDGETS)
     if data is None and preset != "cpu":
@@ -45,17 +46,25 @@ def run(
             f"Got none. Only the preset cpu has text of its own, Python's manual."
         )
     budget = BUDGETS[preset] if model is None else replace(BUDGETS[preset], model=model)
-    encoder = find_encoder(budget.encoder)
-    if isinstance(encoder, str):
-        tqdm.write(f"MAUVE is left open. {encoder} Then run the same command again: models are kept.", file=sys.stderr)
-    source = prepare(folder, data, budget)
     models = cells(budget)
+    encoder = find_encoder(budget.encoder) if unencoded(models, budget, folder) else None
+    lacking = missing_package() if unscored(models, budget, folder) else None
+    if isinstance(encoder, str) or lacking:
+        reasons = " ".join(reason for reason in (encoder, lacking) if isinstance(reason, str))
+        tqdm.write(
+            f"MAUVE is left open. {reasons} Then run the same command again, here or in a copy of the folder: what is there "
+            f"is kept.",
+            file=sys.stderr,
+        )
+    source = prepare(folder, data, budget)
     networks.side_by_side(partial(run_cell, budget=budget, folder=folder), models, jobs)
-    score(models, budget, folder, encoder)
+    if isinstance(encoder, Encoder):
+        encode(models, budget, folder, encoder)
+    if not lacking:
+        score(models, budget, folder)
     found = {
         "command": command,
         "data": source,
-        "mauve": encoder.name if isinstance(encoder, Encoder) else None,
         "cells": [_collected(cell, budget, folder) for cell in models],
     }
     write_files(folder, {RESULTS: json_text(found), ROWS: _rows(models, budget, folder)})
