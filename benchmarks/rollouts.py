@@ -1,10 +1,11 @@
 """A step of SequenceMatch, with rollouts made inline and by a worker process, over an equally lean step of MLE; and weight sync.
 
-python -m benchmarks.rollouts step --device cuda --shape Llama-2-7b --lora --out results/rollouts/h200_step.json
-python -m benchmarks.rollouts sync --device cuda --shape Llama-2-7b --out results/rollouts/h200_sync.json
+python -m benchmarks.rollouts step --device cuda --shape Llama-2-7b --layers 8 --lora --compile --out results/rollouts/step.json
+python -m benchmarks.rollouts sync --device cuda --shape Llama-2-7b --out results/rollouts/sync.json
 
-`step` trains for three generation batches in each run, and times the second: as in a long run, the worker makes the next batch
-meanwhile. Variants take turns, each with a new trainer on the same policy; MLE is trained twice as an A/A control. Rows are plain
+`step` trains until the second generation batch is used up, and times the steps that use it: as in a long run, the worker makes the
+third batch meanwhile. Variants take turns, each with a new trainer on the same policy; MLE is trained twice as an A/A control, for
+a few steps each, since all its steps are alike. Rows are plain
 text as long as the context, and rollouts are as long as rows, up to the few that end by themselves: the mean length is written
 down. The worker is on the same device as training. `sync` times a publication of all weights and of LoRA's alone: into memory that
 processes share, and from there into a copy of the policy.
@@ -17,10 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.shapes import CPU_LLAMA, FIRST, LLAMA_2_7B, SMALL, SMOLLM2_135M, TINY, Shape, build
@@ -40,6 +43,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     CONTROL: {"objective": "mle"},
     WORKER: {"rollouts": "process"},
 }
+#: Steps of MLE that are timed.
+MLE_STEPS = 16
 #: Logged numbers that are kept of the timed part.
 KEPT = (
     "completions/mean_length",
@@ -50,6 +55,20 @@ KEPT = (
     "rollouts/per_second",
     "rollouts/dropped_stale",
 )
+
+
+class StopAfterTwoLines(TrainerCallback):
+    """Ends training at the second line of the log, while a worker is at work on a third batch."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the lines that have a loss."""
+        del args
+        control.should_training_stop = sum("loss" in line for line in state.log_history) >= 2
+
+
+def _shape(options: argparse.Namespace) -> Shape:
+    shape = SHAPES[options.shape]
+    return shape if options.layers is None else replace(shape, layers=options.layers)
 
 
 def synchronize(device: str) -> None:
@@ -96,10 +115,13 @@ def config(options: argparse.Namespace, folder: str, own: Mapping[str, Any], ste
 def line_of(options: argparse.Namespace, policy: Policy, rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     """The log line of the second generation batch of a run."""
     steps = max(1, round(options.generation_batch * options.reuse / options.batch))
+    if VARIANTS[name].get("objective") == "mle":
+        steps = min(steps, MLE_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         trainer = SequenceMatchTrainer(policy, config(options, folder, VARIANTS[name], steps), rows)
         for callback in (ProgressLines, RolloutWarnings):
             trainer.remove_callback(callback)
+        trainer.add_callback(StopAfterTwoLines())
         trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     return {"step_seconds": lines[1]["step_seconds"], **{key: lines[1][key] for key in KEPT if key in lines[1]}}
@@ -107,7 +129,7 @@ def line_of(options: argparse.Namespace, policy: Policy, rows: list[dict[str, An
 
 def step(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step of each variant, as ratios within a round."""
-    shape = SHAPES[options.shape]
+    shape = _shape(options)
     policy = Policy.from_pretrained(build(shape, options.device, is_lora=options.lora))
     tokens = torch.randint(FIRST, shape.vocab, (64, options.context - 2), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": row} for row in tokens.tolist()]
@@ -131,7 +153,7 @@ def sync(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds to publish weights, and to take them, for all weights and for LoRA's alone."""
     found = {}
     for name, is_lora in (("full", False), ("lora", True)):
-        policy = Policy.from_pretrained(build(SHAPES[options.shape], options.device, is_lora=is_lora))
+        policy = Policy.from_pretrained(build(_shape(options), options.device, is_lora=is_lora))
         blueprint, trained, _ = take_apart(policy)
         empty = [torch.empty_like(tensor) for tensor in trained]
         engine, published, taken = ProcessEngine(), [], []
@@ -169,6 +191,7 @@ def main() -> int:
     parser.add_argument("what", choices=("step", "sync"))
     parser.add_argument("--device", default="cpu", help="cpu, on one thread, or cuda")
     parser.add_argument("--shape", choices=SHAPES, default=TINY.name)
+    parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     parser.add_argument("--context", type=int, default=None, help="tokens of a row. Default: 1024 on a GPU, else 64")
     parser.add_argument("--batch", type=int, default=8, help="rows of a step")
     parser.add_argument(
