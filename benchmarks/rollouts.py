@@ -133,14 +133,15 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
     policy = Policy.from_pretrained(build(shape, options.device, is_lora=options.lora))
     tokens = torch.randint(FIRST, shape.vocab, (64, options.context - 2), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": row} for row in tokens.tolist()]
-    lines: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    names = [name for name in VARIANTS if not (options.without_inline and name in (INLINE, CONTROL))]
+    lines: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(options.rounds):
-        for name in VARIANTS:
+        for name in names:
             lines[name].append(line_of(options, policy, rows, name))
             free(options.device)
             print(f"round {number + 1} of {options.rounds}: {name} {lines[name][-1]}", flush=True)
     seconds = {name: [line["step_seconds"] for line in of] for name, of in lines.items()}
-    ratios = {name: measured("rollouts", name, paired(seconds, name, MLE)) for name in (CONTROL, INLINE, WORKER)}
+    ratios = {name: measured("rollouts", name, paired(seconds, name, MLE)) for name in names if name != MLE}
     return {
         "floor": 2.0,
         "ratios": {name: {"median": m.value, "middle": m.middle} for name, m in ratios.items()},
@@ -200,6 +201,7 @@ def main() -> int:
     parser.add_argument("--reuse", type=float, default=8.0, help="draws of each rollout")
     parser.add_argument("--lora", action="store_true", help="LoRA on all layers, activations checkpointed")
     parser.add_argument("--compile", action="store_true", help="compile_layers for all variants")
+    parser.add_argument("--without-inline", action="store_true", help="MLE and the worker alone, without the control")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="where the numbers go")
     options = parser.parse_args()
