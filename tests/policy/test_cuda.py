@@ -457,6 +457,25 @@ def test_fused_kernels_err_at_most_twice_as_much_as_the_models_own(name: str, ki
         assert 0 < error <= 2 * allowed
 
 
+def test_all_weights_in_float32_are_trained_with_fused_kernels_under_autocast() -> None:
+    """Without autocast queries are in float32, and the model's own rotary embeddings stay."""
+    torch.manual_seed(0)
+    policy = moderate("Llama", torch.float32).train()
+    exact = loss_and_gradients(copy.deepcopy(policy).double())
+    found = fusions(policy.base)
+    assert Counter(type(fusion.owner).__name__ for fusion in found) == {"LlamaRMSNorm": 5, "module": 1}
+    with torch.autocast("cuda", torch.bfloat16):
+        own = loss_and_gradients(policy)
+        with fused(strict(found)):
+            ours = loss_and_gradients(policy)
+    for truth, plain, fewer in zip(exact, own, ours, strict=True):
+        error, allowed = (float((x - truth).norm() / truth.norm()) for x in (fewer, plain))
+        print(f"relative error {error:.2e} fused, {allowed:.2e} not")
+        assert 0 < error <= 2 * allowed
+    with fused(strict(found)), pytest.raises(AssertionError, match="fell back"):
+        loss_and_gradients(policy)
+
+
 def test_capturing_a_step_calls_no_compiled_layer() -> None:
     policy = with_row(MODELS["float64"]().to("cuda"))
     options: dict[str, Any] = {"max_new_tokens": 8, "seed": 1}

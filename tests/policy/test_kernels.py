@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import itertools
 import os
 from typing import Any
 
@@ -162,12 +163,13 @@ def test_rotations_and_their_gradients_are_those_of_the_model(
     generator = torch.Generator(DEVICE).manual_seed(0)
     x, gradient = torch.randn(2, rows, times, heads, 24, dtype=dtype, device=DEVICE, generator=generator)
     # Halves that differ say more than angles would; one row of them serves all.
-    for angles in (rows, 1):
-        cos, sin = torch.randn(2, angles, times, 24, dtype=dtype, device=DEVICE, generator=generator)
+    for angles, angle_dtype in itertools.product((rows, 1), (dtype, torch.float32)):
+        cos, sin = torch.randn(2, angles, times, 24, dtype=angle_dtype, device=DEVICE, generator=generator)
         found = []
         for kind, turn in ((dtype, rotate), (torch.float32, lambda x, *a: apply_rotary_pos_emb(x, x, *a)[0])):
             leaf = x.to(kind).transpose(1, 2).requires_grad_()
-            turned = turn(leaf, cos.to(kind), sin.to(kind))
+            turned = turn(leaf, *((cos, sin) if turn is rotate else (cos.float(), sin.float())))
+            assert turned.dtype == kind
             found.append((turned, *torch.autograd.grad(turned, leaf, gradient.to(kind).transpose(1, 2))))
         for ours, exact in zip(*found, strict=True):
             torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-5)

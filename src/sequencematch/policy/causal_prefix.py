@@ -24,6 +24,8 @@ CAUSAL_PREFIX = "sequencematch_causal_prefix"
 PARTS = 16
 #: cuDNN's gradients are wrong under a mask whose last tile of keys is half full, where a row's scores are very negative.
 CUDNN_TILE = 128
+#: cuDNN plans each new shape for tens of milliseconds. Below this number of keys another kernel takes no longer to attend.
+MIN_CUDNN_KEYS = 512
 NOT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -76,9 +78,10 @@ def _prefix_and_rest(
 def _sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> Tensor:
-    """SDPA as transformers calls it, but without cuDNN where its gradients may be NaN   (pytorch/pytorch#196678)."""
-    has_half_a_tile = attention_mask is not None and key.shape[2] % CUDNN_TILE == CUDNN_TILE // 2
-    if has_half_a_tile and query.is_cuda and torch.is_grad_enabled():
+    """SDPA as transformers calls it, without cuDNN in short rows and where its gradients may be NaN   (pytorch/pytorch#196678)."""
+    keys = key.shape[2]
+    avoids = attention_mask is not None and (keys < MIN_CUDNN_KEYS or keys % CUDNN_TILE == CUDNN_TILE // 2)
+    if avoids and query.is_cuda and torch.is_grad_enabled():
         with sdpa_kernel(NOT_CUDNN):
             return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]

@@ -59,15 +59,19 @@ def _agree(fusion: Fusion, *probe: Tensor) -> bool:
 
 
 def _norms(model: Module) -> Iterator[Fusion]:
-    """RMSNorm as one torch kernel instead of eight, in half precision."""
+    """RMSNorm as one torch kernel instead of eight: in half precision, and on a GPU in float32, too."""
     for module in model.modules():
         epsilon: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         parameters = dict(module.named_parameters())
         is_norm = type(module).__name__.endswith("RMSNorm") and epsilon is not None and [*parameters] == ["weight"]
-        if is_norm and parameters["weight"].dtype in HALF and _is_as_written(module):
+        if is_norm and _has_kernel(parameters["weight"]) and _is_as_written(module):
             fusion = Fusion(module, "forward", module.forward, partial(_norm, module, epsilon))
             if _agree(fusion, torch.linspace(-1, 3, parameters["weight"].numel()).to(parameters["weight"])):
                 yield fusion
+
+
+def _has_kernel(weight: Tensor) -> bool:
+    return weight.dtype in HALF or (weight.is_cuda and weight.dtype == torch.float32)
 
 
 def _norm(module: Any, epsilon: float, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -78,10 +82,14 @@ def _norm(module: Any, epsilon: float, own: Callable[[Tensor], Tensor], x: Tenso
 
 
 def _rotations(model: Any) -> Iterator[Fusion]:
-    """Rotary embeddings as one Triton kernel instead of five torch kernels, in half precision on a GPU."""
-    if model.dtype not in HALF or model.device.type != "cuda" or not importlib.util.find_spec("triton"):
+    """Rotary embeddings as one Triton kernel instead of five torch kernels, of queries and keys in half precision on a GPU.
+
+    Under autocast a model in float32 has such queries and keys, too.
+    """
+    if model.device.type != "cuda" or not importlib.util.find_spec("triton"):
         return
-    probe = torch.linspace(-1, 1, 18 * 16, dtype=model.dtype, device=model.device).view(2, 3, 3, 16)
+    dtype = model.dtype if model.dtype in HALF else torch.bfloat16
+    probe = torch.linspace(-1, 1, 18 * 16, dtype=dtype, device=model.device).view(2, 3, 3, 16)
     for file in {sys.modules.get(type(module).__module__) for module in model.modules()}:
         if hasattr(file, ROTATION):
             fusion = Fusion(file, ROTATION, getattr(file, ROTATION), _rotated)
@@ -90,12 +98,16 @@ def _rotations(model: Any) -> Iterator[Fusion]:
 
 
 def _rotated(own: Callable[..., tuple[Tensor, Tensor]], *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Fused where all dimensions of queries and keys are rotated, the model's own function elsewhere."""
+    """Fused where all dimensions of queries and keys are rotated, the model's own function elsewhere.
+
+    By angles in float32 the model's own function gives float32, which attention rounds to queries' dtype under autocast alone.
+    """
     from sequencematch.policy.rotation import can_rotate, rotate
 
     if not options and len(args) == 4 and all(isinstance(arg, Tensor) for arg in args):
         q, k, cos, sin = args
-        if can_rotate(q, cos, sin) and can_rotate(k, cos, sin) and q.dtype in HALF:
+        rounds = cos.dtype == q.dtype or torch.is_autocast_enabled(q.device.type)
+        if can_rotate(q, cos, sin) and can_rotate(k, cos, sin) and q.dtype in HALF and rounds:
             return rotate(q, cos, sin), rotate(k, cos, sin)
     return own(*args, **options)
 
