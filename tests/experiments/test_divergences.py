@@ -11,10 +11,10 @@ import pytest
 
 from sequencematch.core.divergences import DIVERGENCES
 from sequencematch.core.integral_metrics import INTEGRAL_METRICS
-from sequencematch.experiments import divergences, registry, stability
+from sequencematch.experiments import divergences, networks, registry, stability
 from sequencematch.experiments.divergences import NAMES, PRESETS, Preset, star_cell, sum_cell
 from sequencematch.experiments.divergences_report import CLONING, STARS, SUMS, TITLES, Run, as_run, table
-from sequencematch.experiments.fine_tuning import cells
+from sequencematch.experiments.fine_tuning import cells, training
 from sequencematch.experiments.networks import Budget, steadiness
 from sequencematch.experiments.path_star.cells import METHODS
 from sequencematch.experiments.stability import run_or_stop
@@ -29,13 +29,21 @@ TINY = Preset(
 )
 
 
-def test_every_divergence_is_compared_on_both_tasks_with_the_same_settings() -> None:
+def test_every_divergence_is_compared_on_both_tasks_with_the_same_settings(tmp_path: Path) -> None:
+    """But for D of Eq. 4, which comes from rollouts as in the paper where there are any."""
     assert isinstance(registry.find("divergences"), registry.Experiment)
     assert set(NAMES) == {CLONING, *DIVERGENCES, *INTEGRAL_METRICS} == set(TITLES)
-    budget, settings = PRESETS["gpu"].sums, []
+    size, settings = PRESETS["gpu"], []
     for name in (*DIVERGENCES, *INTEGRAL_METRICS):
-        own = sum_cell(name, 0).settings(budget), dict(METHODS[star_cell(name, 0, PRESETS["gpu"]).method].settings)
-        assert {one.pop("divergence", "chi2_mixture") for one in own} == {name}
+        star = METHODS[star_cell(name, 0, size).method]
+        made = (
+            training.config(tmp_path, sum_cell(name, 0), size.sums, room=12),
+            networks.config(tmp_path, star, size.stars, 0, steps=8, room=6),
+        )
+        own = [config.own_values() for config in made]
+        assert {one.pop("divergence") for one in own} == {name}
+        expected = "rollouts" if name in (*INTEGRAL_METRICS, "chi2_mixture") else "data"
+        assert {one.pop("model_value_from") for one in own} == {expected}
         settings.append(own)
     assert all(own == settings[0] for own in settings)
     assert settings[0][1]["noise_source"] == "uniform"

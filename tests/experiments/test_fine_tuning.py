@@ -150,7 +150,7 @@ def test_methods_differ_in_their_own_settings_alone(tmp_path: Path) -> None:
     made = {m: config(tmp_path, Cell("mul", m, "digits", 0.1), TINY, room=12) for m in ("bc", "sequencematch")}
     settings = {name: args.to_dict() for name, args in made.items()}
     differing = {key for key in settings["bc"] if settings["bc"][key] != settings["sequencematch"][key]}
-    assert differing == {"objective", "alpha", "gamma", "bc_steps", "bc_anneal_steps"}
+    assert differing == {"objective", "alpha", "gamma", "bc_steps", "bc_anneal_steps", "model_value_from"}
     assert made["bc"].noise_rate == made["sequencematch"].noise_rate == 0.1
     other = config(tmp_path, Cell("mul", "sequencematch", "digits", 0.1, divergence="js"), TINY, room=12)
     assert other.divergence == "js"

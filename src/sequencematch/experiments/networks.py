@@ -21,6 +21,8 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sequencematch.core.divergences import DIVERGENCES
+from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.data.files import write_files
 from sequencematch.data.json_text import json_text
 from sequencematch.experiments.provenance import commit
@@ -103,6 +105,12 @@ def new_model(budget: Budget, tokenizer: Any, positions: int = 256) -> LlamaForC
     )
 
 
+def as_printed(divergence: str) -> dict[str, str]:
+    """D of Eq. 4 taken from rollouts, as the paper prints it, with every divergence that makes any."""
+    makes_rollouts = divergence in INTEGRAL_METRICS or DIVERGENCES[divergence].on_policy
+    return {"model_value_from": "rollouts"} if makes_rollouts else {}
+
+
 def config(
     folder: str | Path, method: Method, budget: Budget, seed: int, *, steps: int, room: int, **changes: Any
 ) -> SequenceMatchConfig:
@@ -110,8 +118,7 @@ def config(
     own = dict(method.settings)
     if own["objective"] == "sequencematch":
         own |= {"bc_steps": steps // 4, "bc_anneal_steps": steps // 4}
-        if own.get("divergence", "chi2_mixture") == "chi2_mixture":
-            own["model_value_from"] = "rollouts"  # as the paper prints it
+        own |= as_printed(own.get("divergence", "chi2_mixture"))
     if own["objective"] == "sequencematch" or "correction_rate" in own:
         own |= {
             "generation_batch_size": 2 * budget.batch_size,

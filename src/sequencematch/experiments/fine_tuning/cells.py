@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from sequencematch.data.spelling import check_choice
+from sequencematch.experiments.networks import as_printed
 from sequencematch.tasks import Arithmetic
 
 
@@ -142,8 +143,7 @@ class Cell:
         if self.method == "sequencematch":
             own |= {"divergence": self.divergence, "alpha": budget.alpha, "gamma": budget.gamma}
             own |= {"bc_steps": budget.steps // 4, "bc_anneal_steps": budget.steps // 4}
-            if self.divergence == "chi2_mixture":
-                own["model_value_from"] = "rollouts"  # as the paper prints it
+            own |= as_printed(self.divergence)
         return own | budget.own.get(self.method, {})
 
     @property
