@@ -305,9 +305,11 @@ def test_the_objectives_differ_in_noise_and_rollouts_alone(tmp_path: Path) -> No
     configs = [demo.config(name, demo.FULL, 3, str(tmp_path)) for name in OBJECTIVES]
     values = {field.name: [getattr(c, field.name) for c in configs] for field in dataclasses.fields(configs[0])}
     own = {"objective", "noise_rate", "noise_source", "bc_steps", "bc_anneal_steps", "generation_batch_size"}
+    own |= {"model_value_from"}
     assert {name for name, found in values.items() if found != [found[0]] * 3} == own
     assert values["objective"] == list(OBJECTIVES)
     assert values["noise_rate"] == [0, 0.3, 0.3]
+    assert values["model_value_from"] == ["data", "data", "rollouts"]
     assert [set(found[:2]) for found in (values["bc_steps"], values["bc_anneal_steps"])] == [{None}] * 2  # unused
     # SequenceMatch begins as BC, for half of its steps, and ends as itself.
     steps = (0, demo.FULL.steps // 2, 3 * demo.FULL.steps // 4, demo.FULL.steps)

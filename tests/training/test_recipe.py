@@ -208,6 +208,11 @@ def test_every_example_is_a_recipe_whose_data_is_there(path: Path, monkeypatch: 
         assert len(questions) == len(set(questions)) >= 50
 
 
+def test_the_recipe_of_the_bundled_model_takes_d_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    assert read_recipe(EXAMPLES / "bundled_arithmetic.yaml", ["--use-cpu"]).config.model_value_from == "rollouts"
+
+
 @pytest.mark.parametrize("task", ["arithmetic", "text"])
 def test_the_papers_recipes_have_the_papers_numbers(task: str) -> None:
     read = read_recipe(EXAMPLES / f"llama2_{task}_qlora.yaml", ["--use-cpu"])

@@ -109,6 +109,7 @@ def config(objective: str, budget: Budget, seed: int, folder: str) -> SequenceMa
         own |= {"noise_rate": 0.3, "noise_source": "tokens"}
     if objective == "sequencematch":
         own |= {"bc_steps": budget.steps // 2, "bc_anneal_steps": budget.steps // 4, "generation_batch_size": 256}
+        own |= {"model_value_from": "rollouts"}  # as in the recorded runs
     return SequenceMatchConfig(
         folder,
         objective=objective,
