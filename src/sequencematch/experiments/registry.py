@@ -14,7 +14,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "path_star": "Networks on path-star graphs beside their peers. --preset gpu: half an hour on a GPU; cpu: a trial.",
         "sudoku": "Networks on Sudoku 6 x 6 beside their peers. --preset gpu: an hour on a GPU; cpu: only a trial.",
         "arithmetic": "Sums in other bases: accuracy of MLE, BC and SequenceMatch against noise (§6.1).",
-        "selection": "The settings of each method, chosen on questions that are in no test: six runs each.",
+        "selection": "The settings of each method, chosen on questions that are in no test: six runs or more.",
         "ablations": "SequenceMatch on sums with one part changed at a time. Not in the paper.",
         "mul": "The same as arithmetic, for products (App. G.3).",
         "primes": "The same for prime factors (App. G.4).",
