@@ -1,5 +1,6 @@
 """A run that is stopped early finishes its step, saves, and goes on later as if it had never stopped."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_other_rows_or_another_global_batch_size_are_refused_when_a_run_is_resum
             tiny_run.trainer(tmp_path, **saving, **changes)
     same = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # four a step, too
     tiny_run.trainer(tmp_path, **saving, **same).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["now", "older run file"])
+def test_prompts_of_rollouts_that_come_or_go_are_refused_when_a_run_is_resumed(
+    is_recorded: bool, tmp_path: Path
+) -> None:
+    """Older run files name no prompts where there were none."""
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    prompts = [{"prompt": "x"}, {"prompt": "yz"}]
+    for place, began, other in (("without", None, prompts), ("with", prompts, None)):
+        tiny_run.trainer(tmp_path / place, rollout_dataset=began, **saving).train()
+        path = tmp_path / place / "run" / checkpoints.RUN
+        known = json.loads(path.read_text())
+        assert (known["rollout_dataset"] is None) == (began is None)
+        if began is None and not is_recorded:
+            path.write_text(json.dumps({name: value for name, value in known.items() if name != "rollout_dataset"}))
+        with pytest.raises(ValueError, match=r"whose run had rollout_dataset=.* and not .*set `resume_anyway`\."):
+            tiny_run.trainer(tmp_path / place, rollout_dataset=other, **saving)
+        resumed = tiny_run.trainer(tmp_path / place, rollout_dataset=began, max_steps=6, **saving)
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == 6
 
 
 def test_numbers_of_processes_that_can_take_the_rows_of_a_step_are_named() -> None:

@@ -56,8 +56,9 @@ def prepare(
     if rollout_rows is not None:
         args.check_rollout_dataset()
     given = {name: value for name, value in args.own_values().items() if name not in left_open(args)}
-    # Older versions took D from rollouts that started from the data's prompts.
-    before = {"model_value_from": "rollouts"} if args.needs_rollouts and rollout_rows is None else {}
+    before: dict[str, Any] = {"rollout_dataset": None}
+    if args.needs_rollouts and rollout_rows is None:  # older versions took D from rollouts that began as the data does
+        before["model_value_from"] = "rollouts"
     checkpoints.refuse_another_run(Path(args.output_dir or "."), {"model": name_of(model), **given}, before=before)
     if rows is None:
         raise ValueError("`train_dataset` must be given: rollouts start from its prompts, too. Got None.")
@@ -197,8 +198,8 @@ def data_identity(
 ) -> dict[str, Any]:
     """What a resumed run must have in common with the run that it resumes: its rows, and how many of them make a step."""
     count = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    own = {} if prompts is None else {"rollout_dataset": fingerprint_of_rows(prompts)}
-    return {"global_batch_size": count, "dataset": fingerprint_of_rows(examples), **own}
+    own = None if prompts is None else fingerprint_of_rows(prompts)
+    return {"global_batch_size": count, "dataset": fingerprint_of_rows(examples), "rollout_dataset": own}
 
 
 def name_of(model: Any) -> str:
