@@ -1,6 +1,7 @@
 """Fewer kernels, the same results: norms and adapters on a CPU. Rotations are a GPU's, see `test_cuda.py`."""
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from sequencematch.core.encoding import encode
 from sequencematch.core.mdp import Trajectory
 from sequencematch.core.objectives import bc_loss
 from sequencematch.policy import Policy
-from sequencematch.policy.fusing import Fusion, fused, fusions
+from sequencematch.policy.fusing import Fusion, _rotated, fused, fusions
 from tests.policy.test_adapters import adapted, logits
 from tests.policy.tiny_models import ARCHITECTURES, exact_llama, llama, tiny
 
@@ -106,6 +107,22 @@ def test_a_function_of_a_file_is_put_back() -> None:
     assert file.turn is str
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("angles", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_angles_in_float32_are_rounded_under_autocast_alone(
+    dtype: torch.dtype, angles: torch.dtype, is_autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without autocast the model's own function gives float32 there. The kernel is not run: only the choice is a CPU's."""
+    kernel = SimpleNamespace(can_rotate=lambda *_: True, rotate=lambda x, *_: x)
+    monkeypatch.setitem(sys.modules, "sequencematch.policy.rotation", kernel)
+    q, cos = torch.ones(1, 2, 3, 8, dtype=dtype), torch.ones(1, 3, 8, dtype=angles)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        turned, _ = _rotated(lambda q, k, *_: (q.float() + 1, k), q, q, cos, cos)
+    is_fused = dtype != torch.float32 and (is_autocast or angles == dtype)
+    assert (turned is q) == is_fused
+
+
 def test_adapters_in_another_dtype_stay_as_they_are_without_autocast() -> None:
     """PEFT computes them in float32 then, which is more exact."""
     policy = adapted(llama().bfloat16())
@@ -118,7 +135,7 @@ def test_adapters_in_another_dtype_stay_as_they_are_without_autocast() -> None:
 def test_what_is_not_plain_is_left_out() -> None:
     assert not fusions(adapted(llama(), use_dora=True).base)
     assert not fusions(adapted(llama(), lora_bias=True).base)
-    assert not fusions(llama())  # norms in float32 compute what they should
+    assert not fusions(llama())  # on a CPU, norms in float32 stay as they are
     assert not kinds(fusions(tiny("Gemma 3").bfloat16()))  # its norms have 1 + w
     hooked = adapted(llama())
     hooked.base.model.layers[0].mlp.up_proj.base_layer.register_forward_hook(lambda *_: None)

@@ -102,7 +102,8 @@ def _fused(policy: Policy) -> Finding:
     if count:
         return Finding("fused layers", "ok", f"{count} in training")
     dtype = str(policy.base.dtype).removeprefix("torch.")
-    return Finding("fused layers", "off", f"the model is {dtype} without an adapter; fused are half precision and LoRA")
+    fitting = "fused are half precision, float32 on a GPU, and LoRA"
+    return Finding("fused layers", "off", f"the model is {dtype} without an adapter; {fitting}")
 
 
 def _answered(policy: Policy) -> Finding:
