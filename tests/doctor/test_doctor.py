@@ -164,9 +164,19 @@ def test_a_wrong_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.text.endswith("Solution: 5<bkspc>42<eos>")
 
 
+@pytest.mark.usefixtures("no_network")
+def test_a_model_that_is_not_there_is_no_fault_of_the_computation(tmp_path: Path) -> None:
+    """Neither a name on the hub nor a folder that is missing was tried, so nothing is said about deleting."""
+    for name in ("nobody/nothing", str(tmp_path / "missing")):
+        (finding,) = of_models.paths(name, "cpu")
+        assert (finding.name, finding.state) == ("model", "broken"), finding.text
+        assert finding.text.startswith(f"{name} can't be loaded: ")
+
+
 def test_a_device_that_is_not_there_is_broken() -> None:
     (finding,) = of_models.paths(None, "cuda:99")
-    assert finding.state == "broken"
+    assert (finding.name, finding.state) == ("device", "broken")
+    assert finding.text.startswith("cuda:99 is no device of this machine: ")
 
 
 def test_a_step_is_not_captured_on_a_cpu() -> None:

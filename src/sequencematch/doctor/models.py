@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from sequencematch.data.hashes import SUMS, check_sums
 from sequencematch.doctor.findings import Finding
-from sequencematch.doctor.packages import BROKEN_IMPORTS
+from sequencematch.doctor.packages import BROKEN_IMPORTS, first_line
 from sequencematch.policy import Policy
 from sequencematch.policy.causal_prefix import CAUSAL_PREFIX
 from sequencematch.policy.decoding.cuda_graphs import why_not_captured
@@ -65,8 +65,14 @@ def paths(model: str | None, device: str | None) -> list[Finding]:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = model or TRIED
     try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        return [Finding("device", "broken", f"{device} is no device of this machine: {first_line(error)}")]
+    try:
         policy = Policy.from_pretrained(name, device=device)
-    except (ValueError, OSError, RuntimeError, AssertionError) as error:
+    except OSError as error:  # not there, or not readable: nothing was computed
+        return [Finding("model", "broken", f"{name} can't be loaded: {first_line(error)}")]
+    except (ValueError, RuntimeError, AssertionError) as error:
         return [Finding("deletes exactly", "broken", f"{name} on {device}: {' '.join(str(error).split())}")]
     implementation = policy.base.config._attn_implementation
     found = [
