@@ -40,6 +40,7 @@ GROUPS: Mapping[str, str] = types.MappingProxyType(
         "compile_layers": "Computation",
         "resume_anyway": "Stopping and resuming",
         "log_completions": "Output",
+        "rollouts": "Rollouts by workers",
     }
 )
 WIDTH = 100

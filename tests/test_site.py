@@ -17,6 +17,7 @@ from transformers import GenerationConfig, TrainingArguments
 
 from dev import pages, reference
 from sequencematch.experiments.registry import EXPERIMENTS
+from sequencematch.training.recipe import documentation
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sequencematch"
@@ -108,6 +109,13 @@ def test_every_page_of_the_docs_is_in_the_navigation_once() -> None:
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
     """Written anew by `python dev/reference.py`."""
     assert (ROOT / "docs" / page).read_text() == reference.PAGES[page]()
+
+
+def test_every_setting_of_training_stands_under_a_heading_and_the_objective_comes_first() -> None:
+    before, first, *_ = reference.settings().split("\n## ")
+    assert "| `" not in before
+    assert first.startswith("Objective")
+    assert documentation()["How to train"][0][0] == "objective"
 
 
 def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:

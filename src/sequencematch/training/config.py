@@ -412,5 +412,8 @@ class SequenceMatchConfig(RolloutSettings, TrainingArguments):
 
 
 _INHERITED = {f.name for f in fields(TrainingArguments)}
-#: The fields of `SequenceMatchConfig` that `TrainingArguments` doesn't have.
-OWN_FIELDS = tuple(f.name for f in fields(SequenceMatchConfig) if f.name not in _INHERITED)
+#: The fields of `SequenceMatchConfig` that `TrainingArguments` doesn't have, those of rollout workers last: few runs need them.
+OWN_FIELDS = (
+    *(f.name for f in fields(SequenceMatchConfig) if f.name not in _INHERITED and f.name not in WHERE),
+    *WHERE,
+)
