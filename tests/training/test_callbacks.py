@@ -2,14 +2,25 @@
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from sequencematch.training.callbacks import ProgressLines, RolloutWarnings
+from sequencematch.training.callbacks import SHOWN, ProgressLines, RolloutWarnings
 from sequencematch.training.inputs import remedy
 from tests.training.tiny_run import policy
+
+LOGGING = (Path(__file__).parents[2] / "docs" / "logging.md").read_text()
+
+
+def test_the_short_names_of_the_terminal_are_explained() -> None:
+    table = LOGGING.partition("| on the terminal | name |")[2].partition("\n\n")[0]
+    said: dict[str, str] = {}
+    for labels, names in re.findall(r"^\| ([^-].*?) \| (`.*`) \|$", table, flags=re.MULTILINE):
+        said |= dict(zip(re.findall("`(.+?)`", names), labels.split(", "), strict=True))
+    assert said == {name: re.sub(r" ?\{.*?\} ?", "", form) for name, form in SHOWN.items()}
 
 
 class Terminal(io.StringIO):
