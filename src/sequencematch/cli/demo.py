@@ -11,7 +11,7 @@ from sequencematch.data.folders import check_folder
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of four, with less training.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of five, with less training.")] = False,
     seeds: Annotated[int, typer.Option(help="How often each objective is trained.")] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("out/demo"),
 ) -> None:
