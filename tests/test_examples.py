@@ -78,11 +78,15 @@ def test_an_export_deletes_with_transformers_alone(
 def test_the_quickstart_deletes_trains_measures_and_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("quickstart.py", str(tmp_path), "--quick", monkeypatch=monkeypatch)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an extra: its import would fail
+    names = run("quickstart.py", str(tmp_path), "--quick", monkeypatch=monkeypatch)
     first, *measures, last = capsys.readouterr().out.splitlines()
     assert first.endswith("Solution: 5<bkspc>42<eos>")
     assert [line.split()[0] for line in measures] == ["accuracy", "deletes", "recovers"]
     assert last.startswith("Wrote ")
+    tested = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    assert len({row["prompt"] for row in names["sums"]()}) == 900
+    assert tested == names["sums"]()[-100:]
     assert (tmp_path / "plain" / "custom_generate" / "generate.py").is_file()
 
 
