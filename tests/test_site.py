@@ -261,7 +261,7 @@ MEASURED = {
         "## H200",
         ["step | SequenceMatch / MLE, sampling amortised, rollouts as long as the data"],
     ),
-    "sums answered at once, right": (
+    "sums, without search, right": (
         "docs/results/arithmetic.md",
         "## Numbers",
         [r"MLE | – | 0 | [^|]*", "BC | digits | 0.1 | [^|]*", "SequenceMatch | digits | 0.1 | [^|]*"],
