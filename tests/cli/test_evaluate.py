@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import itertools
 import json
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,17 @@ def test_by_default_results_go_to_a_folder_of_the_task_and_its_own_metrics_are_m
         "backspace rate",
     ]
     assert (record.options["bases"], record.options["entropy"]) == ([2, 6], [1.0, 2.0])
+
+
+def test_two_runs_that_end_in_folders_of_the_same_name_have_results_of_their_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run_name, kind in itertools.product(("first", "second"), ("final", "checkpoint-8")):
+        shutil.copytree(model, tmp_path / run_name / kind)
+        printed = run("evaluate", f"{run_name}/{kind}", "--task", REVERSE, *SMALL, "--metrics", "accuracy")
+        assert printed.exit_code == 0, printed.output
+        assert results(Path("out/evaluate/reverse", run_name, kind)).model == f"{run_name}/{kind}"
 
 
 def test_text_with_its_mauve_by_an_encoder_in_a_folder(model: Path, text: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def evaluate(
     found = evaluation.find_task(task, flags or [])
     names = evaluation.metric_names(found.metrics if metrics is None else map(str.strip, metrics.split(",")))
     name = Path(task).name.partition(".")[0] if isinstance(found, Rows) else found.name
-    folder = out or Path("out", "evaluate", name, Path(model).name)
+    folder = out or Path("out", "evaluate", name, _own_name(model))
     check_folder("--out", folder)
     policy = load(model, trust_remote_code, device, dtype)
     command = shlex.join(context.meta["typed"])
@@ -104,3 +104,10 @@ def evaluate(
         return
     Console(highlight=False).print(evaluation.table(record))
     typer.echo(f"Wrote {folder / 'report.md'}, and results.json beside it.")
+
+
+def _own_name(model: str) -> Path:
+    """The name of a model; where every run has a folder of that name, the run's before it: `run/final`, `run/checkpoint-8`."""
+    path = Path(model)
+    is_shared = path.is_dir() and (path.name == "final" or path.name.startswith("checkpoint-"))
+    return Path(path.resolve().parent.name, path.name) if is_shared else Path(path.name)
