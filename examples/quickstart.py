@@ -30,7 +30,7 @@ def main(folder: Path, *, quick: bool) -> None:
     policy = Policy.from_pretrained("sequencematch/arithmetic")
     result = policy.generate(QUESTION, temperature=0, max_new_tokens=8)
     assert policy.tokenizer is not None
-    print(QUESTION + result.trajectories[0].render(policy.tokenizer.decode))
+    print(QUESTION + result.actions[0])
 
     rows = sums()
     args = SequenceMatchConfig(

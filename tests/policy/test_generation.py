@@ -699,12 +699,14 @@ def test_the_text_is_what_stands_behind_as_much_of_the_prompt_as_survived(
     script = Script(iter(keys(speaking, typed)))
     result = speaking.generate(prompt, temperature=0.0, max_new_tokens=16, logits_processor=script)
     assert result.texts == [text]
+    assert result.actions == [typed.replace("⌫", "<bkspc>").replace("⏎", "<eos>")]
 
 
 def test_the_text_of_a_cut_row_ends_before_the_action_that_was_one_too_many(speaking: Policy) -> None:
     script = Script(iter(keys(speaking, "⌫dog")))
     result = speaking.generate("a c", temperature=0.0, max_new_tokens=2, max_actions=4, logits_processor=script)
     assert result.texts == ["do"]
+    assert result.actions == ["<bkspc>do<eos>"]
     assert result.trajectories[0].truncated
 
 
@@ -713,6 +715,7 @@ def test_texts_come_back_in_the_order_of_their_prompts(speaking: Policy) -> None
     result = speaking.generate(prompts, temperature=0.0, max_new_tokens=8, batch_size=2)
     alone = [speaking.generate(prompt, temperature=0.0, max_new_tokens=8) for prompt in prompts]
     assert result.texts == [one.texts[0] for one in alone]
+    assert result.actions == [one.actions[0] for one in alone]
     assert len(set(result.texts)) == len(prompts)
     assert result.trajectories[3].initial == (BOS,)  # an empty text is <bos>
 
@@ -745,9 +748,10 @@ def test_a_replayed_decoder_looks_again_when_all_rows_may_have_ended(due: dict[i
     assert decoder._steps() == steps
 
 
-def test_without_a_tokenizer_there_are_trajectories_but_no_texts(policy: Policy) -> None:
+def test_without_a_tokenizer_there_are_actions_as_numbers_but_no_texts(policy: Policy) -> None:
     result = policy.generate([[5, 6], [7]], max_new_tokens=4, seed=0)
     assert result.texts == ["", ""]
+    assert result.actions == [t.render() for t in result.trajectories]
     assert [t.initial for t in result.trajectories] == [(5, 6), (7,)]
 
 

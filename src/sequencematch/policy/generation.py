@@ -21,6 +21,7 @@ from sequencematch.data.pieces import text_behind
 from sequencematch.policy.decoding.choice import uniforms
 from sequencematch.policy.decoding.cuda_graphs import GraphDecoder, addresses, can_capture
 from sequencematch.policy.decoding.decoder import ActionEvent, Decoder, Limits
+from sequencematch.policy.display import decoder, plain
 from sequencematch.policy.sampling import Sampling
 from sequencematch.policy.scoring import Scorer
 
@@ -45,12 +46,14 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Generation:
-    """Results row by row: final text, trajectory, scores; and the cost of all rows.
+    """Results row by row: final text, everything written, trajectory, scores; and the cost of all rows.
 
-    `texts` holds the text after the part of the prompt that was not deleted. `log_probs` and `values` have one entry per action.
+    `texts` holds the text after the part of the prompt that was not deleted. `actions` spells out what was written and deleted,
+    as ` 2 9<bkspc> 7<eos>`. `log_probs` and `values` have one entry per action.
     """
 
     texts: list[str]
+    actions: list[str]
     trajectories: list[Trajectory]
     log_probs: list[Float[Tensor, "_"]]
     values: list[Float[Tensor, "_"]]
@@ -77,6 +80,7 @@ def generate(
     rows = sorted(ended, key=lambda rollout: rollout.row)
     return Generation(
         texts=[completion(policy, rollout.trajectory) for rollout in rows],
+        actions=[written(policy, rollout.trajectory) for rollout in rows],
         trajectories=[rollout.trajectory for rollout in rows],
         log_probs=[rollout.log_probs for rollout in rows],
         values=[rollout.values for rollout in rows],
@@ -199,6 +203,11 @@ def completion(policy: Scorer, trajectory: Trajectory) -> str:
         return ""
     decode = partial(policy.tokenizer.decode, skip_special_tokens=True)
     return text_behind(decode, *trajectory.final_parts)
+
+
+def written(policy: Scorer, trajectory: Trajectory) -> str:
+    """Everything written and deleted, spelled out; as token ids without a tokenizer."""
+    return trajectory.render() if policy.tokenizer is None else plain(trajectory, decoder(policy.tokenizer))
 
 
 @contextmanager
