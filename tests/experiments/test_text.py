@@ -23,6 +23,7 @@ from sequencematch.experiments.text.cells import (
     FORBIDDEN,
     METHODS,
     MISTAKEN,
+    NUCLEUS,
     SAMPLED,
     WAYS,
     Cell,
@@ -117,7 +118,9 @@ def test_what_no_study_can_be_made_of_is_refused_before_any_training(data: Path,
         prepare(tmp_path / "b", None, few)
     out = tmp_path / "c"
     check_error(run("reproduce", "text", "--preset", "gpu", "--out", out), "`--data` must be given with --preset gpu")
-    check_error(run("reproduce", "text", "--preset", "gqu", "--out", out), "`--preset` must be one of cpu, gpu, paper")
+    check_error(
+        run("reproduce", "text", "--preset", "gqu", "--out", out), "`--preset` must be one of cpu, small, gpu, paper"
+    )
     check_error(run("reproduce", "exact_search", "--data", data), "`--data` would be ignored by exact_search. Leave it")
     check_error(run("reproduce", "path_star", "--model", "gpt2"), "`--model` would be ignored by path_star. Leave it")
     assert not out.exists()
@@ -136,7 +139,10 @@ def test_methods_differ_in_their_own_settings_alone(tmp_path: Path) -> None:
     differing = {key for key in settings["mle"] if len({str(of[key]) for of in settings.values()}) > 1}
     own = {"objective", "noise_rate", "noise_source", "alpha", "gamma", "bc_steps", "bc_anneal_steps", "packing"}
     assert differing <= own
-    assert [settings[method]["noise_rate"] for method in METHODS] == [0.0, 0.0, TINY.noise_rate, TINY.noise_rate]
+    noises = {name: (of["noise_source"], of["noise_rate"]) for name, of in settings.items() if of["noise_rate"]}
+    any_token, models = ("uniform", TINY.noise_rate), ("model", TINY.own_noise_rate)
+    assert noises == {"bc": any_token, "sequencematch": any_token, "bc_own": models, "sequencematch_own": models}
+    assert TINY.noise_rate != TINY.own_noise_rate
 
 
 def test_the_paper_preset_has_the_papers_recipe(tmp_path: Path) -> None:
@@ -148,15 +154,22 @@ def test_the_paper_preset_has_the_papers_recipe(tmp_path: Path) -> None:
     assert (budget.adapter, budget.encoder) == (True, "gpt2-large")
 
 
-def test_every_way_of_the_table_is_decoded_in_every_draw_without_top_p() -> None:
-    for budget in BUDGETS.values():
+def test_every_way_of_the_table_is_decoded_in_every_draw() -> None:
+    for name, budget in BUDGETS.items():
         made = {(c.method, *which) for c in cells(budget) for which in c.decodings(budget)}
-        assert {(way.method, way.decoding, draw) for way in WAYS for draw in range(2)} <= made
-        assert {(method, MISTAKEN, 0) for method in METHODS} <= made
+        methods = [
+            m for m in METHODS if name != "paper" or not m.endswith("_own")
+        ]  # the paper's table has no such noise
+        of_them = {(way.method, way.decoding, draw) for way in WAYS for draw in range(2) if way.method in methods}
+        assert made == of_them | {(method, MISTAKEN, 0) for method in methods}
+
+
+def test_only_rows_that_say_so_have_top_p() -> None:
     drawn = sampling(Cell("bc"), SAMPLED, 1, TINY)
     assert (drawn.temperature, drawn.top_p, drawn.seed, drawn.backspace_bias) == (1.0, None, 1, 0.0)
     never = replace(drawn, backspace_bias=-float("inf"))
     assert sampling(Cell("bc"), FORBIDDEN, 1, TINY) == never
+    assert sampling(Cell("bc"), NUCLEUS, 1, TINY) == replace(drawn, top_p=0.95)
     assert all(sampling(Cell(method), SAMPLED, 1, TINY) == never for method in ("mle", "unlikelihood"))
 
 
@@ -332,14 +345,16 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
     assert "MAUVE is left open. MAUVE needs a package. Then run the same" in capsys.readouterr().err
     record = json.loads((out / "results.json").read_text())
     encoded = {path.name for path in (out / "features").iterdir()}
-    of_mle = {f"mle_0_{way}_0.npz" for way in ("temperature_1", "contrastive_search")}
+    of_mle = {f"mle_0_{way}_0.npz" for way in ("temperature_1", "contrastive_search", "top_p_0_95")}
     assert encoded == {"human_0.npz", "bc_0_temperature_1_0.npz", "bc_0_bkspc_forbidden_0.npz", *of_mle}
     assert not (out / "mauve").exists()
     assert record["data"]["cell"] == {"data": str(data)}
     assert [cell["cell"]["method"] for cell in record["cells"]] == ["mle", "bc"]
     mle, bc = record["cells"]
-    written = {"1-gram entropy", "diversity", "length", "deletes first"}
-    assert names(mle, CONTRASTIVE) == names(bc, FORBIDDEN) == [written]
+    written = {"1-gram entropy", "diversity", "length", "deletes first", "unknown words"}
+    assert names(bc, FORBIDDEN) == [written]
+    (repeated,) = names(mle, CONTRASTIVE)  # after two steps perhaps one long word
+    assert written - {"unknown words"} <= repeated <= written
     everything = written | {"perplexity", "perplexity, <bkspc> kept", "backspace rate"}
     assert names(mle, SAMPLED) == names(bc, SAMPLED) == [everything]
     assert names(bc, MISTAKEN) == [{"deletes first"}]
@@ -368,7 +383,7 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
     study.run(out, "again", data=data)
     assert "MAUVE is left open" not in capsys.readouterr().err
     again = json.loads((out / "results.json").read_text())
-    assert names(again["cells"][0], CONTRASTIVE) == [written | {"MAUVE"}]
+    assert names(again["cells"][0], CONTRASTIVE) == [repeated | {"MAUVE"}]
     assert names(again["cells"][1], MISTAKEN) == [{"deletes first"}]
     (scored,) = [m for m in again["cells"][1]["draws"][0]["measures"] if m["name"] == "MAUVE"]
     assert 0 < scored["value"] <= 1
@@ -383,4 +398,4 @@ def test_a_study_trains_writes_and_draws_and_a_second_run_only_adds_mauve(
 def test_the_study_is_an_experiment_and_every_way_has_a_colour_and_a_paper_number() -> None:
     assert isinstance(registry.find("text"), registry.Experiment)
     assert {way.method for way in WAYS} | {report.HUMAN} == set(report.COLOURS)
-    assert all(len(numbers) == 5 for _, numbers in report.PAPER.values())
+    assert all(len(numbers) == 5 for _, numbers in report.MEASURES.values() if numbers)

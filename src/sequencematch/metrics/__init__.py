@@ -12,6 +12,7 @@ from sequencematch.metrics.own_errors import own_errors
 from sequencematch.metrics.perplexity import perplexity
 from sequencematch.metrics.recovery import append_mistake, recovery
 from sequencematch.metrics.repetition import diversity, ngram_entropy, rep_n
+from sequencematch.metrics.words import known_words, unknown_words
 
 __all__ = [
     "Encoder",
@@ -26,6 +27,7 @@ __all__ = [
     "interval",
     "interval_of_mean",
     "interval_of_ratio",
+    "known_words",
     "mauve",
     "minilm",
     "ngram_entropy",
@@ -34,4 +36,5 @@ __all__ = [
     "recovery",
     "rep_n",
     "signature",
+    "unknown_words",
 ]

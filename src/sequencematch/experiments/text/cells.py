@@ -15,7 +15,8 @@ class Budget:
 
     Lengths are in tokens. `rollout_length` limits the rollouts of SequenceMatch. Each of `draws` has `samples` prompts and a
     seed of its own; `rows_at_once` of them are generated side by side. `noise_rate` is about one wrong token per training row,
-    as in the paper. `encoder` is MAUVE's.
+    as in the paper. `own_noise_rate` is that of noise which the model makes itself; 0 leaves these methods out. `encoder` is
+    MAUVE's.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Budget:
     samples: int
     seeds: int
     noise_rate: float
+    own_noise_rate: float
     encoder: str = "minilm"
     draws: int = 2
     rows_at_once: int = 256
@@ -54,6 +56,22 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             samples=100,
             seeds=1,
             noise_rate=0.01,
+            own_noise_rate=0.3,
+        ),
+        "small": Budget(
+            "stories260K",
+            steps=1200,
+            warmup_steps=100,
+            batch_size=16,
+            learning_rate=3e-3,
+            context=128,
+            prompt_length=16,
+            max_new_tokens=64,
+            rollout_length=64,
+            samples=1000,
+            seeds=3,
+            noise_rate=0.01,
+            own_noise_rate=0.3,
         ),
         "gpu": Budget(
             "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -68,6 +86,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             samples=1000,
             seeds=2,
             noise_rate=0.002,
+            own_noise_rate=0.1,
             encoder="HuggingFaceTB/SmolLM2-135M-Instruct",
             rows_at_once=512,
         ),
@@ -84,18 +103,31 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             samples=1000,
             seeds=1,
             noise_rate=0.001,
+            own_noise_rate=0.0,
             encoder="gpt2-large",
             rows_at_once=32,
             adapter=True,
         ),
     }
 )
-#: The objectives that are trained.
-METHODS = ("mle", "unlikelihood", "bc", "sequencematch")
-#: Ways to decode. `MISTAKEN` starts from prompts whose last token was replaced by a random one   (App. I).
-SAMPLED, CONTRASTIVE, FORBIDDEN, MISTAKEN = (
+#: How models are trained: name → objective and where wrong tokens come from. The last two are not in the paper's table; it suggests
+#: noise that the model makes itself   (App. G.2).
+METHODS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
+    {
+        "mle": ("mle", None),
+        "unlikelihood": ("unlikelihood", None),
+        "bc": ("bc", "uniform"),
+        "sequencematch": ("sequencematch", "uniform"),
+        "bc_own": ("bc", "model"),
+        "sequencematch_own": ("sequencematch", "model"),
+    }
+)
+#: Ways to decode. `MISTAKEN` starts from prompts whose last token was replaced by a random one   (App. I). The paper has no
+#: top-p; it is the usual way to leave out unlikely tokens, and so what deleting them has to be compared with.
+SAMPLED, CONTRASTIVE, NUCLEUS, FORBIDDEN, MISTAKEN = (
     "temperature 1",
     "contrastive search",
+    "top-p 0.95",
     "<bkspc> forbidden",
     "random last token",
 )
@@ -115,15 +147,21 @@ class Way:
         return self.name.replace("`", "")
 
 
-#: The paper's five, then two that say what deleting is worth.
+#: The paper's five, two with noise of the model's own, two with top-p, and four that say what deleting is worth.
 WAYS = (
     Way("mle", SAMPLED, "MLE"),
     Way("mle", CONTRASTIVE, "MLE + contrastive search"),
     Way("unlikelihood", SAMPLED, "MLE + unlikelihood"),
     Way("bc", SAMPLED, "MLE + `<bkspc>`"),
     Way("sequencematch", SAMPLED, "SequenceMatch"),
+    Way("bc_own", SAMPLED, "MLE + `<bkspc>`, own noise"),
+    Way("sequencematch_own", SAMPLED, "SequenceMatch, own noise"),
+    Way("mle", NUCLEUS, "MLE, top-p 0.95"),
+    Way("bc_own", NUCLEUS, "MLE + `<bkspc>`, own noise, top-p 0.95"),
     Way("bc", FORBIDDEN, "MLE + `<bkspc>`, forbidden"),
     Way("sequencematch", FORBIDDEN, "SequenceMatch, `<bkspc>` forbidden"),
+    Way("bc_own", FORBIDDEN, "MLE + `<bkspc>`, own noise, forbidden"),
+    Way("sequencematch_own", FORBIDDEN, "SequenceMatch, own noise, `<bkspc>` forbidden"),
 )
 
 
@@ -143,14 +181,18 @@ class Cell:
     @property
     def deletes(self) -> bool:
         """Whether the model has `<bkspc>`."""
-        return self.method in ("bc", "sequencematch")
+        return METHODS[self.method][1] is not None
 
     def settings(self, budget: Budget) -> dict[str, Any]:
         """The settings of the trainer that are its own. SequenceMatch clones and anneals in the paper's proportions."""
-        own: dict[str, Any] = {"objective": self.method}
-        if self.deletes:
-            own |= {"noise_rate": budget.noise_rate, "noise_source": "uniform"}
-        if self.method == "sequencematch":
+        objective, noise = METHODS[self.method]
+        own: dict[str, Any] = {"objective": objective}
+        if noise is not None:
+            own |= {
+                "noise_rate": budget.own_noise_rate if noise == "model" else budget.noise_rate,
+                "noise_source": noise,
+            }
+        if objective == "sequencematch":
             own |= {"alpha": budget.alpha, "gamma": budget.gamma}
             own |= {"bc_steps": budget.steps // 5, "bc_anneal_steps": 2 * budget.steps // 5}
         return own
@@ -163,13 +205,15 @@ class Cell:
 
 def cells(budget: Budget) -> list[Cell]:
     """Every model, seed by seed."""
-    return [Cell(method, seed) for seed in range(budget.seeds) for method in METHODS]
+    methods = [name for name, (_, noise) in METHODS.items() if noise != "model" or budget.own_noise_rate]
+    return [Cell(method, seed) for seed in range(budget.seeds) for method in methods]
 
 
 def sampling(cell: Cell, decoding: str, draw: int, budget: Budget) -> Sampling:
-    """How a draw samples: at temperature 1, without top-p; all methods with the same random numbers.
+    """How a draw samples: at temperature 1, without top-p unless `decoding` says so; all methods with the same random numbers.
 
     A model that was trained without `<bkspc>` is a plain language model: the untrained row of `<bkspc>` takes no part.
     """
     bias = -math.inf if decoding == FORBIDDEN or not cell.deletes else 0.0
-    return Sampling(max_new_tokens=budget.max_new_tokens, temperature=1.0, seed=draw, backspace_bias=bias)
+    top_p = 0.95 if decoding == NUCLEUS else None
+    return Sampling(max_new_tokens=budget.max_new_tokens, temperature=1.0, top_p=top_p, seed=draw, backspace_bias=bias)

@@ -1,6 +1,6 @@
 """What models write after the prompts: measured, and saved as text for MAUVE and for people   (§6.2, App. I)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from sequencematch.evaluation.mistakes import with_mistakes
 from sequencematch.experiments import networks
 from sequencematch.experiments.text.cells import CONTRASTIVE, MISTAKEN, SAMPLED, Budget, Cell, sampling
 from sequencematch.experiments.text.passages import text_task
-from sequencematch.metrics import Measure, diversity, ngram_entropy, signature
+from sequencematch.metrics import Measure, diversity, known_words, ngram_entropy, signature, unknown_words
 from sequencematch.metrics.measure import mean_of
+from sequencematch.metrics.words import words
 from sequencematch.policy import Policy
 from sequencematch.policy.contrastive import contrastive_searches
 from sequencematch.policy.display import decoder
@@ -44,15 +45,23 @@ def continue_prompts(cell: Cell, budget: Budget, folder: Path, policy: Path) -> 
     model = Policy.from_pretrained(policy, device="cuda" if torch.cuda.is_available() else "cpu").eval()
     task = text_task(folder, budget)
     cases = read_cases(model, task, task.test(model.tokenizer))
+    known = known_words(row["text"] for row in task.train())
     for decoding, draw in missing:
         of_draw = cases[draw :: budget.draws]
-        make = _mistaken if decoding == MISTAKEN else _plain
+        make = _mistaken if decoding == MISTAKEN else partial(_plain, known)
         run = partial(make, model, cell, of_draw, decoding, draw, budget, folder)
         networks.once(path_of(cell, decoding, draw, folder), cell, budget, run)
 
 
 def _plain(
-    policy: Policy, cell: Cell, cases: Sequence[Case], decoding: str, draw: int, budget: Budget, folder: Path
+    known: Collection[str],
+    policy: Policy,
+    cell: Cell,
+    cases: Sequence[Case],
+    decoding: str,
+    draw: int,
+    budget: Budget,
+    folder: Path,
 ) -> dict[str, Any]:
     written = _written(policy, cell, [case.prompt for case in cases], decoding, draw, budget)
     evidence = Evidence(
@@ -62,12 +71,16 @@ def _plain(
     names += ["perplexity", "backspace_rate"] if decoding == SAMPLED else []
     measures = [measure for name in names for measure in METRICS[name].measure(evidence)]
     measures += [_length([len(tokens) for tokens in evidence.tokens()]), _deletes_first(written, "the prompt")]
+    rows = [_row(policy, *pair) for pair in zip(cases, written, strict=True)]
+    measures += _unknown_words([row["completion"] for row in rows], known)
     human = [case.reference for case in cases]
+    of_human = [ngram_entropy(human), diversity(human), _length(list(map(len, human)))]
+    of_human += _unknown_words([row["human"] for row in rows], known)
     return {
         **_facts(policy, cases, decoding, draw, budget),
         "measures": [asdict(measure) for measure in measures],
-        "human": [asdict(m) for m in (ngram_entropy(human), diversity(human), _length(list(map(len, human))))],
-        "rows": [_row(policy, *pair) for pair in zip(cases, written, strict=True)],
+        "human": list(map(asdict, of_human)),
+        "rows": rows,
     }
 
 
@@ -98,6 +111,11 @@ def _written(
 
 def _length(lengths: Sequence[int]) -> Measure:
     return mean_of("length", np.array(lengths, dtype=np.float64), {"unit": "tokens", "mean": "generations"})
+
+
+def _unknown_words(texts: Sequence[str], known: Collection[str]) -> list[Measure]:
+    """Of texts that are long enough; none of a model that nearly always wrote nothing."""
+    return [unknown_words(texts, known)] if any(len(words(text)) > 2 for text in texts) else []
 
 
 def _deletes_first(written: Sequence[Trajectory], after: str) -> Measure:

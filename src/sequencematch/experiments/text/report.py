@@ -13,8 +13,8 @@ from sequencematch.experiments.reporting import figure, percent
 from sequencematch.experiments.text.cells import MISTAKEN, SAMPLED, WAYS, Way
 from sequencematch.metrics import Measure
 
-#: The measures of the paper's table: name → its heading, and the paper's numbers in the order of `WAYS`   (Table 2).
-PAPER: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+#: Measures: name → its heading, and the paper's numbers in the order of `WAYS`   (Table 2). The last is ours.
+MEASURES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "MAUVE": ("MAUVE ↑", ("0.85 ± 0.03", "0.86 ± 0.03", "0.89 ± 0.02", "0.84 ± 0.02", "0.91 ± 0.02")),
         "1-gram entropy": (
@@ -23,6 +23,7 @@ PAPER: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "diversity": ("diversity ↑", ("0.56 ± 0.02", "0.35 ± 0.03", "0.57 ± 0.01", "0.56 ± 0.01", "0.56 ± 0.01")),
         "perplexity": ("perplexity ↓", ("6.99 ± 0.02", "–", "7.10 ± 0.02", "7.02 ± 0.02", "7.13 ± 0.03")),
+        "unknown words": ("unknown words ↓", ()),
     }
 )
 HUMAN = "human text"
@@ -35,6 +36,8 @@ COLOURS: Mapping[str, str] = {
     "unlikelihood": "#b4656f",
     "bc": "#e0a458",
     "sequencematch": "#2f6f8f",
+    "bc_own": "#a8641c",
+    "sequencematch_own": "#1c3f5c",
     HUMAN: "#222222",
 }
 
@@ -66,10 +69,10 @@ def human(cells: Iterable[Mapping[str, Any]], name: str) -> list[Measure]:
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Two tables in Markdown: the paper's measures, paper | ours | interval; and how models delete."""
+    """Two tables in Markdown: paper | ours | interval of every measure; and how models delete."""
     lines = table_lines(
         ["measure", "trained and decoded by", "paper", "ours", "95 % interval", "between draws", "between seeds"],
-        (row for name in PAPER for row in _compared(cells, name)),
+        (row for name in MEASURES for row in _compared(cells, name)),
     )
     headings = [
         "trained and decoded by",
@@ -82,7 +85,7 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _compared(cells: Sequence[Mapping[str, Any]], name: str) -> list[list[str]]:
-    heading, papers = PAPER[name]
+    heading, papers = MEASURES[name]
     rows = []
     for place, way in enumerate(WAYS):
         found = points(cells, way.method, way.decoding, name)
@@ -130,11 +133,11 @@ def _deleting(cells: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel per measure of the paper: a point per draw with its interval, a bar at their mean, a line for human text."""
+    """A panel per measure: a point per draw with its interval, a bar at their mean, a line for human text."""
 
     def paint(panels: Any) -> None:
         places = {way: len(WAYS) - place for place, way in enumerate(WAYS)}
-        for axes, (name, (heading, _)) in zip(panels[0], PAPER.items(), strict=True):
+        for axes, (name, (heading, _)) in zip(panels[0], MEASURES.items(), strict=True):
             references = human(cells, name)
             shown = [m for way in WAYS for m in _marked(axes, cells, way, name, places[way])] + references
             if references:
@@ -155,7 +158,7 @@ def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
         first.plot([], [], "|", color="#888888", ms=16, mew=2, label="mean")
         first.plot([], [], "--", color=COLOURS[HUMAN], lw=1, label=HUMAN)
 
-    figure(path, len(PAPER), 1, paint)
+    figure(path, len(MEASURES), 1, paint)
 
 
 def _marked(axes: Any, cells: Sequence[Mapping[str, Any]], way: Way, name: str, place: int) -> list[Measure]:
