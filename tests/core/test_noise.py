@@ -133,6 +133,31 @@ def test_model_noise_is_drawn_from_the_row_of_its_own_step(generator: torch.Gene
     assert wrong_tokens(add_noise(clean, 1.0, model_noise(SPACE, rows), generator)) == [(0, 1), (0, 2), (EOS, 3)]
 
 
+def test_the_models_own_noise_makes_cloning_a_critic_of_its_tokens() -> None:
+    """Behind w, data deletes a share η q̃/(p + η q̃), with q̃(w) = Σ_{r≠w} p(r) q(w)/(1 − q(r)): docs/concepts.md.
+
+    p = (0.7, 0.2, 0.1), q = (0.4, 0.4, 0.2), η = 0.4: q̃(0) = 0.4 (0.2/0.6 + 0.1/0.8) = 0.183, and 0.4 q̃/(0.7 + 0.4 q̃) = 0.095.
+    """
+    space, rate = ActionSpace(vocab_size=4, eos=3), 0.4
+    p, q = (0.7, 0.2, 0.1), (0.4, 0.4, 0.2)
+    source = model_noise(space, torch.tensor([[*q, 1.0], [*q, 1.0]]).log())
+    generator = torch.Generator().manual_seed(0)
+    deleted, seen = [0.0] * 3, [0.0] * 3
+    for right, share in enumerate(p):
+        clean = Trajectory.demonstration(space, (0,), (right,))
+        for _ in range(3000):
+            noised = add_noise(clean, rate, source, generator)
+            for t, state in enumerate(noised.states()):
+                if len(state.tokens) == 2 and t < len(noised) and not (t > 1 and noised.executed[t - 1] == space.bkspc):
+                    seen[state.tokens[1]] += share
+                    deleted[state.tokens[1]] += share * (noised.chosen[t] == space.bkspc)
+    own = [q[w] * sum(p[r] / (1 - q[r]) for r in range(3) if r != w) for w in range(3)]
+    expected = [rate * own[w] / (p[w] + rate * own[w]) for w in range(3)]
+    assert expected[0] == pytest.approx(0.095, abs=1e-3)
+    found = [a / b for a, b in zip(deleted, seen, strict=True)]
+    assert found == pytest.approx(expected, abs=0.03)  # three standard errors of 3,000 draws
+
+
 def test_the_tokens_of_a_burst_come_from_the_lists_of_its_steps() -> None:
     """Steps 0, 1, 2 and <eos>. The right tokens are 0, 1, 2; in a burst from its second token on it is <bkspc>."""
     draw = step_noise(SPACE, [[0, 1], [1], [2, 3]])
