@@ -23,17 +23,24 @@ def spread(values: Iterable[float]) -> str:
     return f"{mean(known):.1f}{around}"
 
 
-def figure(path: Path, columns: int, rows: int, paint: Callable[[Any], None]) -> None:
-    """A figure with a grid of panels that `paint` fills, written to a file."""
+def figure(
+    path: Path,
+    columns: int,
+    rows: int,
+    paint: Callable[[Any], None],
+    *,
+    size: tuple[float, float] = (4.2, 3.1),
+) -> None:
+    """A figure with a grid of panels that `paint` fills, written to a file; `size` is that of a panel, in inches."""
     require("matplotlib", "plot", "The figure")
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    drawn, panels = plt.subplots(
-        rows, columns, figsize=(1 + 4.2 * columns, 0.7 + 3.1 * rows), layout="constrained", sharey=True, squeeze=False
-    )
+    width, height = size
+    figsize = (1 + width * columns, 0.7 + height * rows)
+    drawn, panels = plt.subplots(rows, columns, figsize=figsize, layout="constrained", sharey=True, squeeze=False)
     paint(panels)
     for axes in panels.flat:
         axes.spines[["top", "right"]].set_visible(False)

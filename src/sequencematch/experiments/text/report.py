@@ -149,7 +149,7 @@ def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
             else:
                 axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="#888888")
             axes.set(xlabel=heading, yticks=list(places.values()), ylim=(0.4, len(WAYS) + 0.6))
-            axes.locator_params(axis="x", nbins=5)
+            axes.locator_params(axis="x", nbins=4)
             axes.set_yticklabels([way.label for way in WAYS])
         first = panels[0][0]
         first.errorbar(
@@ -158,7 +158,7 @@ def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
         first.plot([], [], "|", color="#888888", ms=16, mew=2, label="mean")
         first.plot([], [], "--", color=COLOURS[HUMAN], lw=1, label=HUMAN)
 
-    figure(path, len(MEASURES), 1, paint)
+    figure(path, len(MEASURES), 1, paint, size=(2.9, 0.4 * len(WAYS)))
 
 
 def _marked(axes: Any, cells: Sequence[Mapping[str, Any]], way: Way, name: str, place: int) -> list[Measure]:
