@@ -77,8 +77,13 @@ def as_run(task: str, result: Mapping[str, Any]) -> Run:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """A table for each task, in Markdown: a row for each divergence with means and ranges over seeds, in percent."""
-    return "\n".join(f"{LABELS[task].capitalize()}:\n\n{table(runs, task)}" for task in COLUMNS)
+    """A table for each task that was run, in Markdown: a row for each divergence with means and ranges over seeds, in percent."""
+    return "\n".join(f"{LABELS[task].capitalize()}:\n\n{table(runs, task)}" for task in _tasks(runs))
+
+
+def _tasks(runs: Sequence[Run]) -> list[str]:
+    """The tasks that were run, in the order of `COLUMNS`."""
+    return [task for task in COLUMNS if any(run.task == task for run in runs)]
 
 
 def table(runs: Sequence[Run], task: str) -> str:
@@ -104,29 +109,31 @@ def table(runs: Sequence[Run], task: str) -> str:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Three panels with a row for each divergence: right answers on both tasks, and the largest gradient norm over the median."""
+    """A row for each divergence; panels of right answers on each task that was run, and of the largest gradient norm."""
     require("matplotlib", "plot", "The figure")
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    names = [name for name in TITLES if any(run.divergence == name for run in runs)]
+    names, tasks = [name for name in TITLES if any(run.divergence == name for run in runs)], _tasks(runs)
 
     def paint(panels: Any) -> None:
-        first, second, peaks = panels[0]
-        for axes, task in ((first, SUMS), (second, STARS)):
+        *shares, peaks = panels[0]
+        for axes, task in zip(shares, tasks, strict=True):
             ((heading, wanted), *_) = COLUMNS[task].items()
             _dots(axes, names, task, runs, lambda run, wanted=wanted: 100 * run.measures.get(wanted, math.nan))
-            axes.set(title=LABELS[task], xlabel=f"{heading}, percent", xlim=(-3, 103))
-        first.plot([], [], "o", color=COLOURS[STARS], label=LABELS[STARS])
-        for task in COLUMNS:
+            axes.set(title=LABELS[task], xlabel=f"{heading}, percent")
+            if len(tasks) > 1:
+                axes.set(xlim=(-3, 103))
+                shares[0].plot([], [], "o", color=COLOURS[task], label=LABELS[task])
+        for task in tasks:
             _dots(peaks, names, task, runs, lambda run: run.peak)
         peaks.set(title="gradient norms", xlabel="largest / median", xscale="log")
         peaks.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         peaks.xaxis.set_major_formatter("{x:g}")
         peaks.xaxis.set_minor_formatter(NullFormatter())
-        first.set_yticks(range(len(names)), [TITLES[name] for name in names])
-        first.invert_yaxis()
+        shares[0].set_yticks(range(len(names)), [TITLES[name] for name in names])
+        shares[0].invert_yaxis()
 
-    figure(path, 3, 1, paint)
+    figure(path, len(tasks) + 1, 1, paint)
 
 
 def _dots(axes: Any, names: Sequence[str], task: str, runs: Sequence[Run], value: Any) -> None:
@@ -134,8 +141,7 @@ def _dots(axes: Any, names: Sequence[str], task: str, runs: Sequence[Run], value
     for row, name in enumerate(names):
         of = [run for run in runs if (run.task, run.divergence) == (task, name)]
         known = [value(run) for run in of if math.isfinite(value(run))]
-        label = LABELS[task] if row == 0 else None
-        axes.plot(known, [row] * len(known), "o", ms=5, alpha=0.75, color=COLOURS[task], label=label)
+        axes.plot(known, [row] * len(known), "o", ms=5, alpha=0.75, color=COLOURS[task])
         if known:
             axes.plot([mean(known)], [row], "|", ms=14, mew=2, color=COLOURS[task])
         if any(run.stopped for run in of):

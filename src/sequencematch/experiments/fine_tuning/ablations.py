@@ -12,6 +12,7 @@ from sequencematch.experiments.fine_tuning.variants import (
     MODULE,
     Trial,
     Variant,
+    distinct,
     fresh_prompts,
     run_trials,
 )
@@ -39,13 +40,16 @@ VARIANTS = (
     Variant("γ 0.9", "sequencematch", {"gamma": 0.9}),
     Variant("γ 0.998", "sequencematch", {"gamma": 0.998}),
 )
+#: Presets with fewer seeds than their other studies have.
+_AT_MOST = {"gpu": 2}
 
 
 def run(folder: Path, command: str, *, preset: str = "cpu", jobs: int = 1, model: str | None = None) -> None:
-    """Run every variant on a preset's budget and test questions, `jobs` at a time, with at most two seeds."""
+    """Run every variant, but for repetitions, on a preset's budget and test questions, `jobs` at a time."""
     budget = chosen(BUDGETS, preset, model)
     questions = arithmetic(MODULE, preset, budget)
-    trials = [Trial(variant, seed) for seed in range(min(budget.seeds, 2)) for variant in VARIANTS]
+    seeds = range(min(budget.seeds, _AT_MOST.get(preset, budget.seeds)))
+    trials = [Trial(variant, seed) for seed in seeds for variant in distinct(VARIANTS, budget)]
     found = run_trials(trials, questions, budget, folder, jobs)
     write_files(folder, {RESULTS: json_text({"command": command, "models": found})})
 

@@ -101,15 +101,19 @@ SUMS = Study(
         }
     ),
 )
+#: Without SequenceMatch without noise, which the paper's tables of products and prime factors don't have.
+_AS_IN_THE_PAPER = MappingProxyType({"small": (("digits", 0.02), ("digits", 0.2))})
 MUL = Study(
     "mul",
     ("digits",),
     (0.02, 0.2),
+    few=_AS_IN_THE_PAPER,
     paper=against_noise(mle=("49 ± 4", "49 ± 4"), bc=("51 ± 2", "50 ± 3"), sequencematch=("53 ± 3", "56 ± 4")),
 )
 PRIMES = Study(
     "list_prime_factors",
     ("digits",),
     (0.02, 0.2),
+    few=_AS_IN_THE_PAPER,
     paper=against_noise(mle=("4 ± 3", "4 ± 3"), bc=("7 ± 2", "6 ± 3"), sequencematch=("6 ± 4", "8 ± 4")),
 )

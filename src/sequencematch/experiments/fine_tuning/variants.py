@@ -1,6 +1,6 @@
 """Variants of the methods on sums: settings other than the preset's. `selection` and `ablations` are made of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,10 @@ class Variant:
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     prompts: Callable[[Arithmetic], list[Row]] | None = None
+
+    def within(self, budget: Budget) -> Budget:
+        """The budget with its settings in place of the preset's; without those of other methods."""
+        return replace(budget, own={self.method: {**budget.own.get(self.method, {}), **self.settings}})
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,25 @@ def fresh_prompts(task: Arithmetic) -> list[Row]:
     return [{"prompt": row["prompt"]} for row in replace(task, train_size=2 * size).train()[size:]]
 
 
+def distinct(variants: Iterable[Variant], budget: Budget) -> list[Variant]:
+    """Variants without those that would repeat an earlier one, because the preset has their settings already."""
+    kept: list[Variant] = []
+    known: list[Any] = []
+    for variant in variants:
+        settings = Trial(variant, 0).cell.settings(variant.within(budget)), variant.prompts
+        if settings not in known:
+            known.append(settings)
+            kept.append(variant)
+    return kept
+
+
 def run_trial(trial: Trial, questions: Questions, budget: Budget, folder: Path) -> None:
     """Fine-tune and measure a model, unless its result is there."""
     variant = trial.variant
-    settings = {**budget.own.get(variant.method, {}), **variant.settings}
-    own = replace(budget, own={variant.method: settings})
     if variant.prompts is not None:
         assert isinstance(questions.task, Arithmetic)
         questions = replace(questions, rollout_rows=partial(variant.prompts, questions.task))
-    run_cell(trial.cell, questions, own, trial.within(folder))
+    run_cell(trial.cell, questions, variant.within(budget), trial.within(folder))
 
 
 def run_trials(
