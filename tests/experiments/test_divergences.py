@@ -13,13 +13,26 @@ from sequencematch.core.divergences import DIVERGENCES
 from sequencematch.core.integral_metrics import INTEGRAL_METRICS
 from sequencematch.experiments import divergences, networks, registry, stability
 from sequencematch.experiments.divergences import NAMES, PRESETS, Preset, star_cell, sum_cell
-from sequencematch.experiments.divergences_report import CLONING, STARS, SUMS, TITLES, Run, as_run, table
+from sequencematch.experiments.divergences_report import (
+    CLONING,
+    COLUMNS,
+    STARS,
+    SUMS,
+    TITLES,
+    Run,
+    as_run,
+    draw,
+    table,
+    tables,
+)
 from sequencematch.experiments.fine_tuning import cells, training
 from sequencematch.experiments.networks import Budget, steadiness
 from sequencematch.experiments.path_star.cells import METHODS
 from sequencematch.experiments.stability import run_or_stop
 from sequencematch.training.callbacks import NonFiniteError
 
+#: The way to decode and the measure of each task's first column.
+COLUMN = {task: next(iter(columns.values())) for task, columns in COLUMNS.items()}
 TINY = Preset(
     replace(PRESETS["cpu"].sums, steps=4, batch_size=4, test_rows=4),
     Budget(layers=1, width=16, steps=2, tuning_steps=4, batch_size=4, test_rows=4),
@@ -91,6 +104,34 @@ def test_a_table_has_shares_spikes_and_stops_over_seeds() -> None:
 
     lines = table([run(0.5, 6.0), run(1.0, 8.0), Run(STARS, "chi2", {}, {}, stopped=True)], STARS).splitlines()
     assert lines[2] == ("| Pearson χ² | 75.0 [50.0, 100.0] | – | – | – | 1.0 [1.0, 1.0] | 3.5 [3.0, 4.0] | 1 of 3 |")
+
+
+def test_a_task_that_was_not_run_has_no_table_and_no_panel(tmp_path: Path) -> None:
+    runs = [
+        Run(task, "chi2", {COLUMN[task]: 0.5}, {"median": 1.0, "largest": 2.0, "spikes": 0.0}, stopped=False)
+        for task in (SUMS, STARS)
+    ]
+    assert "Path-star" in tables(runs)
+    assert tables(runs[:1]) == f"Sums:\n\n{table(runs, SUMS)}"
+    widths = []
+    for given in (runs, runs[:1]):
+        draw(given, tmp_path / "drawn.png")
+        widths.append(int.from_bytes((tmp_path / "drawn.png").read_bytes()[16:20]))  # of the PNG's header
+    assert 0.6 * widths[0] < widths[1] < 0.8 * widths[0]
+
+
+def test_the_preset_small_has_sums_alone_in_three_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on: list[cells.Cell] = []
+
+    def once(run: Any, models: list[cells.Cell], jobs: int) -> None:  # noqa: ARG001
+        run_on.extend(models)
+
+    monkeypatch.setattr(networks, "side_by_side", once)
+    monkeypatch.setattr(networks, "without_curves", lambda _: {})
+    monkeypatch.setattr(divergences.path_star, "load", pytest.fail)
+    divergences.run(tmp_path, "sequencematch reproduce divergences", preset="small")
+    assert run_on == [sum_cell(name, seed) for seed in range(3) for name in NAMES]
+    assert json.loads((tmp_path / "results.json").read_text())[STARS] == []
 
 
 def test_a_share_of_nothing_is_left_out() -> None:

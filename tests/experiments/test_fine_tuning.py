@@ -100,6 +100,16 @@ def test_the_preset_large_has_one_kind_of_noise_for_each_method_and_two_seeds() 
     assert [(c.method, c.noise, c.rate, c.seed) for c in models] == [(*kind, seed) for seed in (0, 1) for kind in kinds]
 
 
+@pytest.mark.parametrize("name", ["mul", "primes"])
+def test_the_preset_small_has_the_papers_rates_of_noise_and_three_seeds(name: str) -> None:
+    experiment = registry.find(name)
+    assert isinstance(experiment, study.Study)
+    noisy = [(method, "digits", rate) for rate in (0.02, 0.2) for method in ("bc", "sequencematch")]
+    kinds = [("mle", "none", 0.0), *noisy]
+    models = experiment.cells("small", BUDGETS["small"])
+    assert [(c.method, c.noise, c.rate, c.seed) for c in models] == [(*k, seed) for seed in (0, 1, 2) for k in kinds]
+
+
 def test_settings_of_another_method_do_not_concern_a_model() -> None:
     budget = replace(TINY, own={"mle": {"learning_rate": 0.1}, "bc": {"learning_rate": 0.2}})
     assert budget.of("mle").own == {"mle": {"learning_rate": 0.1}}

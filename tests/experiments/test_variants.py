@@ -11,7 +11,7 @@ import pytest
 from sequencematch.experiments.fine_tuning import ablations, cells, selection, variants_report
 from sequencematch.experiments.fine_tuning.cells import BUDGETS, METHODS, Cell, task
 from sequencematch.experiments.fine_tuning.training import config, saved
-from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, fresh_prompts
+from sequencematch.experiments.fine_tuning.variants import MODULE, Trial, Variant, distinct, fresh_prompts
 
 TINY = replace(BUDGETS["cpu"], steps=4, batch_size=4, test_rows=6)
 #: What `selection` tries with the preset `gpu`.
@@ -90,6 +90,32 @@ def test_the_settings_of_every_variant_are_accepted(variant: Variant, tmp_path: 
     budget = replace(TINY, own={variant.method: {**variant.settings}})
     made = config(tmp_path, Trial(variant, 0).cell, budget, room=12)
     assert {name: getattr(made, name) for name in variant.settings} == dict(variant.settings)
+
+
+@pytest.mark.parametrize(
+    ("preset", "repeated"),
+    [
+        ("gpu", {"D of the rollouts", "offset head × 100", "α 0.1"}),
+        ("small", {"D of the rollouts", "α 0.01", "γ 0.998"}),
+    ],
+)
+def test_variants_that_the_preset_repeats_are_left_out(preset: str, repeated: set[str]) -> None:
+    """Fresh prompts stay beside D of the data, whose settings are the same: they differ in what rollouts start from."""
+    kept = [variant.name for variant in distinct(ablations.VARIANTS, BUDGETS[preset])]
+    assert kept == [variant.name for variant in ablations.VARIANTS if variant.name not in repeated]
+    assert {"D of the data", "rollouts from fresh prompts"} <= set(kept)
+
+
+@pytest.mark.parametrize(("preset", "seeds"), [("cpu", 1), ("small", 3), ("gpu", 2), ("paper", 2)])
+def test_ablations_have_the_seeds_of_their_preset_and_two_on_a_gpu(
+    preset: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials: list[Trial] = []
+    monkeypatch.setattr(ablations, "arithmetic", lambda *_: None)
+    monkeypatch.setattr(ablations, "run_trials", lambda given, *_: trials.extend(given) or [])
+    ablations.run(tmp_path, "sequencematch reproduce ablations", preset=preset)
+    kept = distinct(ablations.VARIANTS, BUDGETS[preset])
+    assert trials == [Trial(variant, seed) for seed in range(seeds) for variant in kept]
 
 
 def test_variants_of_a_method_have_files_of_their_own(tmp_path: Path) -> None:
