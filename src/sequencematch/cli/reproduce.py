@@ -17,7 +17,9 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the results go. Default: out/NAME.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="How large, where an experiment has a choice: cpu, gpu, paper; for sums also small, large."),
+        typer.Option(
+            help="How large, where there is a choice: cpu, gpu, paper; small and large for generated questions."
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Networks trained side by side, where there are several.")] = None,
     data: Annotated[
