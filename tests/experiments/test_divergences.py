@@ -128,7 +128,7 @@ def test_the_preset_small_has_sums_alone_in_three_seeds(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(networks, "side_by_side", once)
     monkeypatch.setattr(networks, "without_curves", lambda _: {})
-    monkeypatch.setattr(divergences.path_star, "load", pytest.fail)
+    monkeypatch.setattr("sequencematch.experiments.path_star.training.load", pytest.fail)
     divergences.run(tmp_path, "sequencematch reproduce divergences", preset="small")
     assert run_on == [sum_cell(name, seed) for seed in range(3) for name in NAMES]
     assert json.loads((tmp_path / "results.json").read_text())[STARS] == []

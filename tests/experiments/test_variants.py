@@ -1,7 +1,7 @@
 """Settings chosen on questions of their own, and ablations: variants of the methods, and a run at the smallest size."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,13 @@ def test_ablations_have_the_seeds_of_their_preset_and_two_on_a_gpu(
     preset: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials: list[Trial] = []
+
+    def keep(given: Sequence[Trial], *_: Any) -> list[Any]:
+        trials.extend(given)
+        return []
+
     monkeypatch.setattr(ablations, "arithmetic", lambda *_: None)
-    monkeypatch.setattr(ablations, "run_trials", lambda given, *_: trials.extend(given) or [])
+    monkeypatch.setattr(ablations, "run_trials", keep)
     ablations.run(tmp_path, "sequencematch reproduce ablations", preset=preset)
     kept = distinct(ablations.VARIANTS, BUDGETS[preset])
     assert trials == [Trial(variant, seed) for seed in range(seeds) for variant in kept]
