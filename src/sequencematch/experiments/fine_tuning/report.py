@@ -98,25 +98,29 @@ def _cell(column: Column, found: Iterable[Result]) -> str:
 
 
 def draw_against_noise(found: Sequence[Result], noises: Sequence[str], path: Path, score: Column = ACCURACY) -> None:
-    """A score against the rate of noise: a column per kind of noise, a row per way to decode; bars reach over the seeds."""
+    """A score against the rate of noise: a column per kind of noise, a row per way to decode.
+
+    Bars, and MLE's band, reach over the seeds. Methods stand a little apart, so that no bar hides another.
+    """
     decodings = ("temperature 1", "greedy")
     margin = 0.05 * max(r.rate for r in found)
     rates = (-margin, max(r.rate for r in found) + margin)
+    apart = {"bc": -margin / 6, "sequencematch": margin / 6}
 
     def paint(panels: Any) -> None:
         for row, decoding in zip(panels, decodings, strict=True):
             here = [r for r in found if r.decoding == decoding]
             for axes, noise in zip(row, noises, strict=True):
                 for method in METHODS:
-                    _line(axes, here, method, noise, score)
+                    _line(axes, here, method, noise, score, apart.get(method, 0.0))
                 axes.set(title=f"{NOISE_NAMES[noise]} as noise, {decoding}", xlabel="rate of noise", xlim=rates)
             row[0].set(ylabel=f"{score.heading}, percent" if score.factor == 100 else score.heading)
 
     figure(path, len(noises), len(decodings), paint)
 
 
-def _line(axes: Any, here: Sequence[Result], method: str, noise: str, score: Column) -> None:
-    """One method: a line over rates, whose first point has no noise; of MLE a dashed line at its mean."""
+def _line(axes: Any, here: Sequence[Result], method: str, noise: str, score: Column, shift: float) -> None:
+    """One method: a line over rates, whose first point has no noise; of MLE a dashed line at its mean, in a band."""
     points: dict[float, list[float]] = {}
     for r in here:
         if r.method == method and r.noise in ("none", noise):
@@ -124,10 +128,13 @@ def _line(axes: Any, here: Sequence[Result], method: str, noise: str, score: Col
     if not points:
         return
     if method == "mle":
+        axes.axhspan(min(points[0.0]), max(points[0.0]), color=COLOURS[method], alpha=0.2, lw=0)
         axes.axhline(mean(points[0.0]), color=COLOURS[method], ls="--", lw=1.5, label=METHODS[method])
         return
     rates = sorted(points)
     means = [mean(points[rate]) for rate in rates]
     below = [centre - min(points[rate]) for rate, centre in zip(rates, means, strict=True)]
     above = [max(points[rate]) - centre for rate, centre in zip(rates, means, strict=True)]
-    axes.errorbar(rates, means, [below, above], fmt="-o", ms=4, capsize=2, color=COLOURS[method], label=METHODS[method])
+    places = [rate + shift for rate in rates]
+    look: dict[str, Any] = {"fmt": "-o", "ms": 4, "capsize": 2, "color": COLOURS[method], "label": METHODS[method]}
+    axes.errorbar(places, means, [below, above], **look)
