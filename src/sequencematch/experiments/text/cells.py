@@ -69,7 +69,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             max_new_tokens=64,
             rollout_length=64,
             samples=850,
-            seeds=3,
+            seeds=2,
             noise_rate=0.01,
             own_noise_rate=0.3,
         ),
