@@ -39,6 +39,7 @@ from sequencematch.training.presets import PRESETS
 from tests.cli.program import check_error, run
 from tests.policy.tiny_models import character_tokenizer, llama
 
+ROOT = Path(__file__).parents[2]
 TINY = replace(
     BUDGETS["cpu"], steps=2, batch_size=4, samples=26, context=32, prompt_length=8, max_new_tokens=8, rollout_length=8
 )
@@ -399,3 +400,36 @@ def test_the_study_is_an_experiment_and_every_way_has_a_colour_and_a_paper_numbe
     assert isinstance(registry.find("text"), registry.Experiment)
     assert {way.method for way in WAYS} | {report.HUMAN} == set(report.COLOURS)
     assert all(len(numbers) == 5 for _, numbers in report.MEASURES.values() if numbers)
+
+
+def test_the_page_and_the_table_have_the_recorded_numbers() -> None:
+    recorded = ROOT / "results" / "small" / "text"
+    found = json.loads((recorded / "results.json").read_text())["cells"]
+    assert report.table(found) == (recorded / "table.md").read_text()
+    page = (ROOT / "docs" / "results" / "text.md").read_text().partition("## Results\n")[2]
+    lines = {line.split(" | ")[0]: line for line in page.splitlines() if line.startswith("| ")}
+    lines["| MLE + `<bkspc>`, own noise, forbidden"] = lines.pop("| the same model, forbidden")
+    shown = [way for way in WAYS if f"| {way.name}" in lines]
+    assert len(shown) == len(lines) - 2  # without the heading and human text
+    for way in shown:
+        cells_of = lines[f"| {way.name}"].split(" | ")
+        for place, name, unit, decimals in ((2, "MAUVE", 1, 3), (3, "unknown words", 100, 1), (4, "diversity", 1, 3)):
+            measures = [point.measure for point in report.points(found, way.method, way.decoding, name)]
+            assert len(measures) == 4
+            numbers = [sum(m.value for m in measures) / 4, min(m.low for m in measures), max(m.high for m in measures)]
+            value, low, high = (f"{unit * number:.{decimals}f}" for number in numbers)
+            assert cells_of[place] in (f"{value} [{low}, {high}]", value), (way.name, name)
+
+
+@pytest.mark.parametrize(
+    ("values", "left_out"),
+    [
+        ([0.1, 0.8, 0.82, 0.84, 0.86, 0.9], 1),  # 0.7 below a range of 0.1
+        ([0.6, 0.8, 0.82, 0.84, 0.86, 0.9], 0),  # 0.2 below it
+        ([0.1, 0.11, 0.12, 0.8, 0.82], 0),  # more than a quarter
+        ([0.5], 0),
+    ],
+)
+def test_an_axis_leaves_out_few_measures_that_are_far_below_the_others(values: list[float], left_out: int) -> None:
+    measures = [Measure.read(measure("MAUVE", value, value, value)) for value in values]
+    assert [m.value for m in report._near(measures)] == values[left_out:]
