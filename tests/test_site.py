@@ -270,7 +270,16 @@ MEASURED = {
     "text, made-up words": (
         "docs/results/text.md",
         "## Results",
-        ["MLE | [^|]* | [^|]*", "MLE + `<bkspc>`, own noise | [^|]* | [^|]*", "human text | [^|]* | [^|]*"],
+        [
+            f"{name} | [^|]* | [^|]*"
+            for name in (
+                "MLE",
+                "MLE + `<bkspc>`, own noise",
+                "MLE, top-p 0.95",
+                "MLE + `<bkspc>`, own noise, top-p 0.95",
+                "human text",
+            )
+        ],
     ),
 }
 
