@@ -479,8 +479,10 @@ def test_other_wrong_arguments_are_refused(generator: torch.Generator) -> None:
             bc_loss(data, num_items=items)
     with pytest.raises(ValueError, match=re.escape("select trajectories with a slice that holds some.")):
         data[1:]
-    with pytest.raises(ValueError, match=re.escape("`length` must lie between 1 and the 2 steps there are. Got [3].")):
-        Scores(data.action_logit, data.value, torch.tensor([3]), data.policy_chosen)
+    for length in (0, 3):
+        message = f"`length` must lie between 1 and the 2 steps there are. Got [{length}]."
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Scores(data.action_logit, data.value, torch.tensor([length]), data.policy_chosen)
     with pytest.raises(ValueError, match=re.escape("`n` must be at least 1")):
         repeated_ngrams(torch.zeros(1, 3, dtype=torch.long), torch.tensor([3]), n=0)
 
