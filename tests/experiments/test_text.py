@@ -118,6 +118,19 @@ def test_what_no_study_can_be_made_of_is_refused_before_any_training(data: Path,
     ):
         prepare(tmp_path / "b", None, few)
     out = tmp_path / "c"
+    (tmp_path / "empty").mkdir()
+    for found, text in (
+        (
+            run("reproduce", "text", "--data", data, "--out", out, "--model", tmp_path / "empty"),
+            "`--model`, or the preset's base model, must be a folder or a name on the hub that can be reached. Got ",
+        ),
+        (
+            run("reproduce", "text", "--data", tmp_path / "no.jsonl", "--out", out),
+            "no.jsonl: No such file or directory",
+        ),
+    ):
+        assert found.exit_code == 2
+        assert text in found.stderr.splitlines()[-1]  # after the encoder was loaded
     check_error(run("reproduce", "text", "--preset", "gpu", "--out", out), "`--data` must be given with --preset gpu")
     check_error(
         run("reproduce", "text", "--preset", "gqu", "--out", out), "`--preset` must be one of cpu, small, gpu, paper"

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from transformers import AutoTokenizer
 
 from sequencematch.policy import Policy
+from sequencematch.policy.storage import BUNDLED
 from sequencematch.training import SequenceMatchConfig
 
 
@@ -50,10 +52,22 @@ def load_base(model: str, *, adapter: bool, four_bits: bool = False) -> tuple[Po
     try:
         return Policy.from_pretrained(model, **options), config
     except OSError as error:
-        raise ValueError(
-            f"`--model`, or the preset's base model, must be a folder or a name on the hub that can be reached. "
-            f"Got {model!r}: {str(error).splitlines()[0]}"
-        ) from error
+        raise _unreachable(model, error) from error
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a base model."""
+    try:
+        return AutoTokenizer.from_pretrained(BUNDLED.get(model, model))
+    except (OSError, ValueError) as error:  # ValueError: a folder without a tokenizer
+        raise _unreachable(model, error) from error
+
+
+def _unreachable(model: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"`--model`, or the preset's base model, must be a folder or a name on the hub that can be reached. "
+        f"Got {model!r}: {str(error).splitlines()[0]}"
+    )
 
 
 def tuning_config(folder: str | Path, budget: TuningBudget, *, seed: int, **own: Any) -> SequenceMatchConfig:

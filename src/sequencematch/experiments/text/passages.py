@@ -10,14 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from sequencematch.data.files import write_files
 from sequencematch.data.rows import ending
 from sequencematch.evaluation.generations import digest
 from sequencematch.experiments import networks
 from sequencematch.experiments.text.cells import Budget
-from sequencematch.policy.storage import BUNDLED
+from sequencematch.experiments.tuning import load_tokenizer
 from sequencematch.tasks import Text
 
 SOURCE, TRAIN, TEST = "data.json", "train.jsonl", "test.jsonl"
@@ -121,8 +119,8 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _written(folder: Path, data: Path | None, budget: Budget) -> dict[str, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED.get(budget.model, budget.model))
     train, test = documents(data)
+    tokenizer = load_tokenizer(budget.model)
     width = _characters_per_token(train, tokenizer)
     shortest, wanted = budget.prompt_length + budget.max_new_tokens, budget.draws * budget.samples
     left_out: list[str] = []
