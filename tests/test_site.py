@@ -267,7 +267,7 @@ MEASURED = {
         [r"MLE | – | 0 | [^|]*", "BC | digits | 0.1 | [^|]*", "SequenceMatch | digits | 0.1 | [^|]*"],
     ),
     "text, MAUVE": ("docs/results/text.md", "## Results", ["MLE | [^|]*", "SequenceMatch | [^|]*"]),
-    "text, made-up words": (
+    "text, words that no training text has": (
         "docs/results/text.md",
         "## Results",
         [

@@ -18,7 +18,7 @@ def reproduce(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="How large, where there is a choice: cpu, gpu, paper; small and large for generated questions."
+            help="How large, where there is a choice: cpu, gpu, paper; small for questions and text, large for questions."
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Networks trained side by side, where there are several.")] = None,
