@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sequencematch.data.markdown import table_lines
+from sequencematch.experiments.divergences_report import TITLES
 from sequencematch.extras import require
 
 
@@ -43,8 +44,9 @@ def stars_markdown(outcomes: Sequence[Mapping[str, Any]], usual: Mapping[str, An
 
 
 def _name(outcome: Mapping[str, Any]) -> str:
-    name = {"bc": "BC", "chi2": "χ², no on-policy term", "chi2_mixture": "χ²-mixture"}[outcome["objective"]]
-    return name if outcome["alpha"] is None else f"{name}, γ {outcome['gamma']:g}, α {outcome['alpha']:g}"
+    if outcome["alpha"] is None:
+        return "BC"
+    return f"{TITLES[outcome['objective']]}, γ {outcome['gamma']:g}, α {outcome['alpha']:g}"
 
 
 def _range(numbers: Sequence[float | None], form: str) -> str:
