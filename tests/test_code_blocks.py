@@ -216,8 +216,12 @@ def test_what_the_faq_says_of_adapters_happens(here: Path) -> None:
     edited.write_text(edited.read_text().replace("sequencematch/arithmetic-base", "elsewhere"))
     with pytest.raises(ValueError, match=r"is damaged: adapter_config.json should have \d+ bytes"):
         Policy.from_pretrained("copy")
+    own = ("sequencematch.json", "sequencematch.safetensors")
+    with pytest.raises(ValueError, match=re.escape("is a saved policy without its `<bkspc>` row")):
+        Policy.from_pretrained(without(*own))
+    trainer.model.model.save_pretrained("by_peft", save_embedding_layers=False)
     row = Policy.from_pretrained("whole").backspace.row
-    plain = Policy.from_pretrained(without("sequencematch.json", "sequencematch.safetensors")).backspace.row
+    plain = Policy.from_pretrained("by_peft").backspace.row
     assert not torch.equal(row, plain)  # it loads, with an untrained <bkspc>
     trainer.model.export("exported")
     exported = AutoModelForCausalLM.from_pretrained("exported").generation_config

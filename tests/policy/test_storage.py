@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from sequencematch.data.hashes import SUMS
 from sequencematch.policy import Policy, storage
-from sequencematch.policy.manifest import MANIFEST, read_manifest
+from sequencematch.policy.manifest import ADAPTER, MANIFEST, read_manifest
 from sequencematch.policy.storage import BUNDLED, WEIGHTS
 from tests.file_calls import deaths
 from tests.policy.tiny_models import character_tokenizer, tiny
@@ -23,6 +26,10 @@ from tests.policy.tiny_models import character_tokenizer, tiny
 
 def policy() -> Policy:
     return Policy.from_pretrained(tiny("Llama"), tokenizer=character_tokenizer())
+
+
+def lora() -> LoraConfig:
+    return LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +302,69 @@ def test_a_saved_policy_whose_row_was_not_copied_is_refused(saved: Path, tmp_pat
     (saved / "config.json").write_text(json.dumps(config))
     plain = Policy.from_pretrained(saved)  # as the error says
     plain.export(tmp_path / "export")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A saved policy whose adapter and row were trained."""
+    tiny("Llama").save_pretrained(tmp_path / "base")
+    made = Policy.from_pretrained(tmp_path / "base", tokenizer=character_tokenizer(), peft_config=lora())
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(0.25)
+    made.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("missing", [(MANIFEST,), (WEIGHTS,), (MANIFEST, WEIGHTS)])
+def test_a_saved_adapter_without_its_row_is_refused(missing: tuple[str, ...], adapter: Path) -> None:
+    for name in missing:
+        (adapter / name).unlink()
+    text: dict[tuple[str, ...], str] = {
+        (MANIFEST,): rf"is incomplete: {MANIFEST} is missing\. Save the policy again",
+        (WEIGHTS,): rf"is damaged: {WEIGHTS} is missing\. Save or copy the policy again",
+    }
+    both = (
+        rf"is a saved policy without its `<bkspc>` row: {MANIFEST} and {WEIGHTS} are missing\. Copy them, too, or load the "
+        r"adapter with PEFT and give that model to `Policy.from_pretrained`, for an untrained row\."
+    )
+    with pytest.raises(ValueError, match=text.get(missing, both)):
+        Policy.from_pretrained(adapter)
+    base = AutoModelForCausalLM.from_pretrained(adapter.parent / "base")
+    plain = Policy.from_pretrained(PeftModel.from_pretrained(base, adapter))  # as the error says
+    assert not (plain.backspace.row == 0.25).all()
+
+
+def test_an_adapter_that_peft_wrote_has_an_untrained_row(adapter: Path, tmp_path: Path) -> None:
+    """Its weights are those of the saved policy, which only the row and the mark tell apart."""
+    saved = Policy.from_pretrained(adapter)
+    assert (saved.backspace.row == 0.25).all()
+    saved.model.save_pretrained(tmp_path / "by_peft")
+    plain = Policy.from_pretrained(tmp_path / "by_peft")
+    assert not (plain.backspace.row == 0.25).all()
+    ours, theirs = (load_file(folder / ADAPTER) for folder in (adapter, tmp_path / "by_peft"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    with safe_open(adapter / ADAPTER, "pt") as file:
+        assert file.metadata() == {"format": "pt", "bkspc_row_file": WEIGHTS}
+
+
+def test_an_adapter_with_a_name_is_refused_without_its_row(tmp_path: Path) -> None:
+    """PEFT puts it into a subfolder, without our files."""
+    tiny("Llama").save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    Policy(get_peft_model(base, lora(), adapter_name="mine")).save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"mine is a saved policy without its `<bkspc>` row"):
+        Policy.from_pretrained(tmp_path / "saved" / "mine")
+
+
+def test_a_damaged_adapter_of_others_is_left_to_peft(adapter: Path) -> None:
+    for name in (MANIFEST, WEIGHTS):
+        (adapter / name).unlink()
+    (adapter / ADAPTER).write_bytes(b"not tensors")
+    with pytest.raises(SafetensorError):
+        Policy.from_pretrained(adapter)
 
 
 def test_an_export_of_a_saved_policy_needs_no_row_beside_it(saved: Path, tmp_path: Path) -> None:

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
+
 from sequencematch.data.hashes import Fingerprint, check_files, fingerprints, is_listing
 
 MANIFEST = "sequencematch.json"
-#: An entry of a saved policy's config.json, by which it differs from a plain model when the row is missing.
+#: An entry of a saved policy's config.json, or of the metadata of its adapter's weights, by which it differs from a plain model
+#: or adapter when the row is missing. PEFT warns of unknown entries of adapter_config.json, and ignores metadata.
 ROW_FILE = "bkspc_row_file"
 #: Format 1 lists the sizes of files without hashes; it is still read.
 FORMAT = 2
+#: The config of a full model, and the weights of an adapter.
+CONFIG, ADAPTER = "config.json", "adapter_model.safetensors"
 _REMEDY = "Save or copy the policy again."
 #: The model card, which may change later.
 _UNLISTED = ("README.md", MANIFEST)
@@ -64,19 +70,28 @@ def read_manifest(folder: Path) -> Manifest | None:
     )
 
 
-def mark_config(folder: Path, row_file: str) -> None:
-    """Name the row's file in a full model's config.json. An adapter has none."""
-    config = folder / "config.json"
+def mark(folder: Path, row_file: str) -> None:
+    """Name the row's file in a full model's config.json, or in the metadata of an adapter's weights."""
+    config = folder / CONFIG
     if config.is_file():
         values = {**json.loads(config.read_text("utf-8")), ROW_FILE: row_file}
         config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
+    for weights in folder.rglob(ADAPTER):  # PEFT puts adapters with a name into subfolders
+        with safe_open(weights, "pt") as file:
+            metadata = file.metadata() or {}
+        # From bytes: `load_file` maps the file that is written here.
+        save_file(load(weights.read_bytes()), weights, metadata={**metadata, ROW_FILE: row_file})
 
 
-def is_marked(folder: Path) -> bool:
-    """Whether a folder's config.json names the file of a row."""
+def marked_file(folder: Path) -> str | None:
+    """The file of a folder that names the file of a row, or None if it is no saved policy of ours."""
     with suppress(OSError, ValueError):  # there is none, or transformers says what is wrong with it
-        return ROW_FILE in json.loads((folder / "config.json").read_text("utf-8"))
-    return False
+        if ROW_FILE in json.loads((folder / CONFIG).read_text("utf-8")):
+            return CONFIG
+    with suppress(OSError, SafetensorError), safe_open(folder / ADAPTER, "pt") as file:  # the same, or PEFT
+        if ROW_FILE in (file.metadata() or {}):
+            return ADAPTER
+    return None
 
 
 def _is_count(value: Any) -> bool:

@@ -20,10 +20,26 @@ from sequencematch.data.hashes import check_sums
 from sequencematch.policy.backspace import Backspace
 from sequencematch.policy.ends import listed_ends
 from sequencematch.policy.finite import refuse_non_finite
-from sequencematch.policy.manifest import MANIFEST, ROW_FILE, is_marked, mark_config, read_manifest, write_manifest
+from sequencematch.policy.manifest import (
+    ADAPTER,
+    CONFIG,
+    MANIFEST,
+    ROW_FILE,
+    mark,
+    marked_file,
+    read_manifest,
+    write_manifest,
+)
 from sequencematch.policy.sharding import gathered, is_sharded, shard_of
 
 WEIGHTS = "sequencematch.safetensors"
+#: The file that names the row's → how to load a saved policy without its row.
+_WITHOUT_ROW: Mapping[str, str] = MappingProxyType(
+    {
+        CONFIG: f"remove `{ROW_FILE}` from {CONFIG} to load it as a model that can't delete",
+        ADAPTER: "load the adapter with PEFT and give that model to `Policy.from_pretrained`, for an untrained row",
+    }
+)
 _INSIDE = Path(__file__).parents[1] / "models"
 #: Models that come with the package, name → folder: one that adds and subtracts, one that deletes wrong digits, and one that
 #: searches graphs.
@@ -103,7 +119,7 @@ def _write(
             logging.enable_progress_bar()
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    mark_config(folder, WEIGHTS)
+    mark(folder, WEIGHTS)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     ends = listed_ends(_base(model).generation_config)
@@ -121,7 +137,7 @@ def restore(model: Any, backspace: Backspace, folder: Path) -> None:
 
         adapter = model.active_adapter
         inside = folder if adapter == "default" else folder / adapter  # PEFT puts other adapters into subfolders
-        saved = load_file(inside / "adapter_model.safetensors")
+        saved = load_file(inside / ADAPTER)
         if is_sharded(model):
             saved = _shards(saved, get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False))
         set_peft_model_state_dict(model, saved, adapter_name=adapter)
@@ -223,10 +239,10 @@ def _load_backspace(folder: Path, *, verify: bool = True) -> Backspace | None:
     if manifest is None:
         if path.is_file():
             raise ValueError(f"{folder} is incomplete: {MANIFEST} is missing. Save the policy again.")
-        if is_marked(folder):
+        if (marked := marked_file(folder)) is not None:
             raise ValueError(
                 f"{folder} is a saved policy without its `<bkspc>` row: {MANIFEST} and {WEIGHTS} are missing. Copy them, too, or "
-                f"remove `{ROW_FILE}` from config.json to load it as a model that can't delete."
+                f"{_WITHOUT_ROW[marked]}."
             )
         return None
     if verify:
