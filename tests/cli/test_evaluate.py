@@ -251,6 +251,21 @@ def test_interrupted_it_says_what_is_kept_and_the_same_command_ends_as_if_nothin
     assert resumed == whole
 
 
+def test_an_argument_of_the_library_is_named_as_its_flag(model: Path, tmp_path: Path) -> None:
+    arguments = ["evaluate", str(model), "--task", REVERSE, *SMALL, "--metrics", "accuracy", "--out", str(tmp_path)]
+    printed = run(*arguments)
+    assert printed.exit_code == 0, printed.output
+    path = tmp_path / "generations.jsonl"
+    check_error(
+        run(*arguments, "--temperature", "0.5"),
+        f"Error: `--out` must be new, or hold generations of the same settings to resume. Got {path}, which differs in "
+        f"sampling. Choose another folder, or delete that file.\n",
+    )
+    path.write_text("notes\n")
+    check_error(run(*arguments), f"Error: `--out` must hold no other generations.jsonl. Got {path}, not written by")
+    check_error(run(*arguments, "--sampling-seed", "1"), "Error: `--sampling-seed` would be ignored: ")
+
+
 # Data.
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sequencematch.cli.flag_errors import flags_in_errors
 from sequencematch.cli.flags import Flags
 from sequencematch.cli.models import Device, Dtype, Model, TrustRemoteCode, load
 from sequencematch.cli.sampling import sampling_flags
@@ -80,7 +81,7 @@ def evaluate(
     policy = load(model, trust_remote_code, device, dtype)
     command = shlex.join(context.meta["typed"])
     try:
-        with limit_threads(policy):
+        with limit_threads(policy), flags_in_errors(_flag):
             record = evaluation.evaluate(
                 policy,
                 found,
@@ -111,3 +112,11 @@ def _own_name(model: str) -> Path:
     path = Path(model)
     is_shared = path.is_dir() and (path.name == "final" or path.name.startswith("checkpoint-"))
     return Path(path.resolve().parent.name, path.name) if is_shared else Path(path.name)
+
+
+#: Arguments of `evaluation.evaluate` whose flags have another name.
+_FLAGS = {"folder": "--out", "seed": "--sampling-seed"}
+
+
+def _flag(argument: str) -> str:
+    return _FLAGS.get(argument, argument)

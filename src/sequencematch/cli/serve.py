@@ -1,13 +1,11 @@
 """`sequencematch serve`."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sequencematch.cli.flag_errors import flags_in_errors
 from sequencematch.cli.models import Device, Dtype, TrustRemoteCode, load
 from sequencematch.extras import require
 
@@ -56,7 +54,7 @@ def serve(
     from sequencematch.serving.server import serve as run
     from sequencematch.serving.settings import Served, ServerSettings
 
-    with _flags_in_errors():
+    with flags_in_errors(_flag):
         settings = ServerSettings(
             api_key=api_key,
             search=search,
@@ -71,7 +69,7 @@ def serve(
         served = {}
         for name, model in zip(names, models or names, strict=True):
             policy = load(model, trust_remote_code, device, dtype)
-            with _flags_in_errors():
+            with flags_in_errors(_flag):
                 served[name] = Served(name, Engine(policy, slots=batch_size, queue=queue, context=context))
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"Serving {', '.join(names)} at http://{shown}:{bound.getsockname()[1]}  (Ctrl-C ends it)")
@@ -92,11 +90,5 @@ def _name(model: str) -> str:
 _FLAGS = {"slots": "batch-size", "timeout_s": "timeout", "max_body_bytes": "max-body"}
 
 
-@contextmanager
-def _flags_in_errors() -> Iterator[None]:
-    """Name the flag of a wrong setting instead of the setting."""
-    try:
-        yield
-    except ValueError as error:
-        text = re.sub(r"^`(\w+)`", lambda name: f"`--{_FLAGS.get(name[1], name[1].replace('_', '-'))}`", str(error))
-        raise ValueError(text) from error
+def _flag(setting: str) -> str:
+    return f"--{_FLAGS.get(setting, setting.replace('_', '-'))}"
