@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from sequencematch import __version__
+from sequencematch.cli import COMMANDS
+from sequencematch.cli.lm_eval import lm_eval
 from tests.cli.program import check_error, run
 
 
@@ -25,6 +27,17 @@ assert not {"torch", "transformers", "rich"} & sys.modules.keys()
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_help_fits_a_terminal_of_80_columns_and_cuts_no_sentence() -> None:
+    """The tests' terminal has 80."""
+    usage, *lines = run("--help").stdout.splitlines()
+    assert usage.endswith(" [ARGS]...")
+    assert all(len(line) <= 80 and not line.endswith(("...", "…")) for line in lines)
+    said = " ".join(" ".join(lines).split())
+    for command in (*COMMANDS, lm_eval):
+        name, sentence = command.__name__.replace("_", "-"), (command.__doc__ or "").split("\n")[0].split(". ")[0]
+        assert f" {name} {sentence.removesuffix('.')}." in said, name
 
 
 def test_the_version_is_the_packages() -> None:

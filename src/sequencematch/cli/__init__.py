@@ -2,11 +2,13 @@
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sequencematch import __version__
 from sequencematch.cli.data import data
@@ -22,7 +24,20 @@ from sequencematch.cli.reproduce import reproduce
 from sequencematch.cli.serve import serve
 from sequencematch.cli.train import train
 
+
+class Commands(TyperGroup):
+    """The program: its help lists commands with their whole first sentence, which Typer would cut to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Wrap what is longer than a line."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit=sys.maxsize)) for name, command in self.commands.items()]
+            )
+
+
 app = typer.Typer(
+    cls=Commands,
     name="sequencematch",
     help="Language models that can delete what they wrote.",
     no_args_is_help=True,
