@@ -295,7 +295,10 @@ def test_the_mauve_of_saved_features_is_that_of_the_texts(tmp_path: Path) -> Non
     likeness.encode([WROTE], ONE_DRAW, tmp_path, Encoder("unused", lambda texts: pytest.fail(str(texts))))
     likeness.score([WROTE], ONE_DRAW, tmp_path)
     scored = json.loads((tmp_path / "mauve" / "unlikelihood_0_temperature_1_0.json").read_text())
-    assert Measure(**scored["measure"]) == mauve(completions, human, LETTERS)
+    rounded = replace(LETTERS, name="letters, rounded to float16")
+    assert Measure(**scored["measure"]) == mauve(completions, human, rounded)
+    assert "|encoder:letters, rounded to float16|" in scored["measure"]["signature"]
+    assert "|encoder:letters|" in mauve(completions, human, LETTERS).signature  # the control: in float32
 
 
 def test_human_texts_are_encoded_once_for_all_models(tmp_path: Path) -> None:

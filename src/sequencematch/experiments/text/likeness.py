@@ -27,6 +27,8 @@ from sequencematch.metrics.mauve import MIN_SAMPLES
 
 #: A model, a way to decode it, and the number of the draw.
 Which: TypeAlias = tuple[Cell, str, int]
+#: What features are rounded to when they are saved: half of float32's size, and MAUVE only clusters them.
+SAVED = np.float16
 
 
 def find_encoder(name: str) -> Encoder | str:
@@ -90,10 +92,10 @@ def _texts(cell: Cell, decoding: str, draw: int, folder: Path) -> tuple[list[str
 
 
 def _save(path: Path, texts: Sequence[str], encoder: Encoder) -> None:
-    """The features of texts that are not empty, in float16: half of float32's size, and MAUVE only clusters them."""
+    """The features of texts that are not empty."""
     texts = [text for text in texts if text]
-    features = (encoder.features(texts) if texts else np.empty((0, 0))).astype(np.float16)
-    assert np.isfinite(features).all(), "an encoder's features exceed float16"
+    features = (encoder.features(texts) if texts else np.empty((0, 0))).astype(SAVED)
+    assert np.isfinite(features).all(), f"an encoder's features exceed {SAVED.__name__}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as scratch:
         whole = Path(scratch, path.name)
@@ -121,6 +123,6 @@ def _scored(cell: Cell, decoding: str, draw: int, folder: Path) -> dict[str, Any
             f"same command again."
         )
     known |= known_human
-    encoder = Encoder(name, lambda texts: np.stack([known[text] for text in texts]))
+    encoder = Encoder(f"{name}, rounded to {SAVED.__name__}", lambda texts: np.stack([known[text] for text in texts]))
     enough = sum(map(bool, both[0])) >= MIN_SAMPLES
     return {"decoding": decoding, "draw": draw, "measure": asdict(mauve(*both, encoder)) if enough else None}
