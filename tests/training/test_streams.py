@@ -74,3 +74,44 @@ def test_the_end_of_a_pass_is_noticed_at_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(SequenceMatchTrainer, "get_batch_samples", count)
     bc(tmp_path, Stream(), max_steps=9).train()
     assert calls == [0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8]  # once more at the end of each pass of three
+
+
+@pytest.mark.parametrize("name", [None, "held_out"])
+def test_held_out_rows_that_run_out_are_refused(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream gives rows when it is checked and at step 1, and none at step 2."""
+    stream = Stream()
+    prefix = "eval" if name is None else f"eval_{name}"
+    trainer = SequenceMatchTrainer(
+        model=tiny_run.policy(),
+        args=tiny_run.config(tmp_path, objective="bc", eval_strategy="steps", eval_steps=1),
+        train_dataset=tiny_run.rows(),
+        eval_dataset=stream if name is None else {name: stream},
+    )
+    real = trainer.log
+
+    def log(logs: dict[str, float], *arguments: Any) -> None:
+        real(logs, *arguments)
+        stream.rows = [] if f"{prefix}_loss" in logs else stream.rows
+
+    monkeypatch.setattr(trainer, "log", log)
+    with pytest.raises(
+        ValueError, match=rf"`eval_dataset` must give .* Got none at step 2 for {prefix}_loss\. Let the"
+    ):
+        trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if f"{prefix}_loss" in entry] == [1]
+
+
+def test_held_out_rows_that_are_all_dropped_are_refused(tmp_path: Path) -> None:
+    def run(rows: int) -> dict[str, float]:
+        args = tiny_run.config(
+            tmp_path, objective="bc", dataloader_drop_last=True, per_device_eval_batch_size=4, eval_strategy="steps"
+        )
+        held_out = tiny_run.rows()[:rows]
+        made = SequenceMatchTrainer(tiny_run.policy(), args, train_dataset=tiny_run.rows(), eval_dataset=held_out)
+        return made.evaluate()
+
+    with pytest.raises(ValueError, match=r"Got none at step 0 for eval_loss\. .* with `dataloader_drop_last`, give"):
+        run(3)
+    assert run(4)["eval_loss"] > 0  # the control

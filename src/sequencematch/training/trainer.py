@@ -281,6 +281,12 @@ class SequenceMatchTrainer(Checkpointed):
         self.eval_sums = torch.zeros(2)
         output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **options)
         total, num_items = self._summed(self.eval_sums.to(self.args.device)).tolist()
+        if not num_items:
+            raise ValueError(
+                f"`eval_dataset` must give at least one batch each time it is read: its loss is a mean over decisions. Got none "
+                f"at step {self.state.global_step} for {metric_key_prefix}_loss. Let the `__iter__` of a stream start anew each "
+                f"time; with `dataloader_drop_last`, give as many rows as the global batch size."
+            )
         output.metrics[f"{metric_key_prefix}_loss"] = total / num_items
         return output
 
