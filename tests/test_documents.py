@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import itertools
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -122,6 +123,22 @@ def test_the_tables_and_figures_of_performance_are_what_was_measured(machine: st
     assert markdown(report) == (folder / "bench.md").read_text()
     assert markdown(report) in (ROOT / "docs" / "performance.md").read_text()
     assert (folder / "bench.png").read_bytes() == (ROOT / "docs" / "images" / f"bench_{machine}.png").read_bytes()
+
+
+def test_a_page_names_the_run_whose_times_of_compiled_layers_it_has() -> None:
+    """Two runs measured them: 649.6 and 1,389.6 ms, 643.8 and 1,397.4 ms."""
+
+    def said(file: str) -> tuple[str, str]:
+        rows = json.loads((ROOT / "results" / file).read_text())["rows"]
+        (times,) = (row["detail"]["ms"] for row in rows if "MLE, compiled" in (row["detail"] or {}).get("ms", {}))
+        return f"{times['MLE, compiled']:.0f} ms", f"{times['compiled']:,.0f} ms"
+
+    page = (ROOT / "docs" / "performance.md").read_text()
+    (paragraph,) = (text for text in page.split("\n\n") if text.startswith("**Compiled layers**"))
+    (file,) = re.findall(r"`results/(\S+\.json)`", paragraph)
+    assert all(time in paragraph for time in said(file))
+    assert re.findall(r"With compiled layers MLE takes\s+(\d+ ms)", page) == [said(file)[0]]
+    assert not any(time in page for time in said("bench/h200/step_decoding.json"))  # the control: the other run
 
 
 def test_every_recorded_result_is_listed_with_a_commit_and_a_command_that_exists() -> None:
