@@ -57,7 +57,12 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             own={  # results/small/selection
                 "mle": {"learning_rate": 1e-3},
                 "bc": {"learning_rate": 1e-3},
-                "sequencematch": {"learning_rate": 1e-3, "alpha": 0.01, "gamma": 0.998},
+                "sequencematch": {
+                    "learning_rate": 1e-3,
+                    "alpha": 0.01,
+                    "gamma": 0.998,
+                    "model_value_from": "data",
+                },
             },
         ),
         "gpu": Budget(
