@@ -72,6 +72,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
             seeds=2,
             noise_rate=0.01,
             own_noise_rate=0.3,
+            encoder="HuggingFaceTB/SmolLM2-135M-Instruct",
         ),
         "gpu": Budget(
             "HuggingFaceTB/SmolLM2-135M-Instruct",
