@@ -197,20 +197,22 @@ def made_up(method: str, seed: int, decoding: str, draw: int, *measures: dict[st
     return {"cell": {"method": method, "seed": seed}, "draws": draws}
 
 
-def test_a_table_has_the_papers_number_ours_its_interval_and_its_spread() -> None:
+def test_a_table_has_the_papers_number_ours_its_interval_its_difference_to_mle_and_its_spread() -> None:
     found = [
-        made_up("mle", seed, SAMPLED, draw, measure("MAUVE", value, value - 0.1, value + 0.1))
-        for (seed, draw), value in {(0, 0): 0.5, (0, 1): 0.6, (1, 0): 0.7, (1, 1): 0.7}.items()
+        made_up(method, seed, SAMPLED, draw, measure("MAUVE", value, value - 0.1, value + 0.1))
+        for method, values in {"mle": (0.5, 0.6, 0.7, 0.7), "bc": (0.7, 0.6, 0.65, 0.75)}.items()
+        for (seed, draw), value in zip(((0, 0), (0, 1), (1, 0), (1, 1)), values, strict=True)
     ]
     lines = report.table(found).splitlines()
-    assert (
-        lines[0]
-        == "| measure | trained and decoded by | paper | ours | 95 % interval | between draws | between seeds |"
-    )
+    columns = "measure | trained and decoded by | paper | ours | 95 % interval | less MLE's [draws] | between draws | between seeds"
+    assert lines[0] == f"| {columns} |"
     # (0.5 + 0.6)/2 and 0.7; draws differ by ± 0.05 and 0, seeds by ± 0.075
-    assert lines[2] == "| MAUVE ↑ | MLE | 0.85 ± 0.03 | 0.625 | 0.400 – 0.800 | ± 0.025 | ± 0.075 |"
-    assert lines[3] == "| MAUVE ↑ | MLE + contrastive search | 0.86 ± 0.03 | – | – | – | – |"
-    assert "| diversity ↑ | human text | – | 0.750 | 0.500 – 1.000 | – | – |" in lines
+    assert lines[2] == "| MAUVE ↑ | MLE | 0.85 ± 0.03 | 0.625 | 0.400 – 0.800 | – | ± 0.025 | ± 0.075 |"
+    assert lines[3] == "| MAUVE ↑ | MLE + contrastive search | 0.86 ± 0.03 | – | – | – | – | – |"
+    # 0.2, 0, −0.05 and 0.05, draw by draw
+    (cloned,) = (line for line in lines if line.startswith("| MAUVE ↑ | MLE + `<bkspc>` |"))
+    assert cloned.endswith("| 0.675 | 0.500 – 0.850 | +0.050 [-0.050, +0.200] | ± 0.050 | ± 0.025 |")
+    assert "| diversity ↑ | human text | – | 0.750 | 0.500 – 1.000 | – | – | – |" in lines
     assert not any("perplexity" in line and "contrastive" in line for line in lines)
 
 

@@ -72,7 +72,10 @@ def human(cells: Iterable[Mapping[str, Any]], name: str) -> list[Measure]:
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
     """Two tables in Markdown: paper | ours | interval of every measure; and how models delete."""
     lines = table_lines(
-        ["measure", "trained and decoded by", "paper", "ours", "95 % interval", "between draws", "between seeds"],
+        [
+            *("measure", "trained and decoded by", "paper", "ours", "95 % interval"),
+            *("less MLE's [draws]", "between draws", "between seeds"),
+        ],
         (row for name in MEASURES for row in _compared(cells, name)),
     )
     headings = [
@@ -87,22 +90,29 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def _compared(cells: Sequence[Mapping[str, Any]], name: str) -> list[list[str]]:
     heading, papers = MEASURES[name]
+    baseline = {(point.seed, point.draw): point.measure.value for point in points(cells, "mle", SAMPLED, name)}
     rows = []
     for place, way in enumerate(WAYS):
         found = points(cells, way.method, way.decoding, name)
         paper = papers[place] if place < len(papers) else "–"
         if found or paper != "–":
-            rows.append([heading, way.name, paper, *_ours(found)])
+            is_baseline = (way.method, way.decoding) == ("mle", SAMPLED)
+            rows.append([heading, way.name, paper, *_ours(found, {} if is_baseline else baseline)])
     references = human(cells, name)
     if references:
-        rows.append([heading, HUMAN, "–", *_ours([Point(0, draw, m) for draw, m in enumerate(references)])])
+        rows.append([heading, HUMAN, "–", *_ours([Point(0, draw, m) for draw, m in enumerate(references)], {})])
     return rows
 
 
-def _ours(found: Sequence[Point]) -> list[str]:
-    """Mean; the lowest and the highest end of the draws' intervals; half the range between draws, and between seeds."""
+def _ours(found: Sequence[Point], baseline: Mapping[tuple[int, int], float]) -> list[str]:
+    """Mean; the lowest and the highest end of the draws' intervals; the mean difference to the baseline [least, most]; half the
+    range between draws, and between seeds.
+
+    `baseline` is keyed by seed and draw: draws of the same number have the same prompts, human texts and random numbers.
+    """
     if not found:
-        return ["–"] * 4
+        return ["–"] * 5
+    less = [p.measure.value - baseline[p.seed, p.draw] for p in found if (p.seed, p.draw) in baseline]
     by_seed: dict[int, list[float]] = {}
     for point in found:
         by_seed.setdefault(point.seed, []).append(point.measure.value)
@@ -112,6 +122,7 @@ def _ours(found: Sequence[Point]) -> list[str]:
     return [
         f"{mean(means):.3f}",
         f"{low:.3f} – {high:.3f}",
+        f"{mean(less):+.3f} [{min(less):+.3f}, {max(less):+.3f}]" if less else "–",
         f"± {between_draws:.3f}" if max(map(len, by_seed.values())) > 1 else "–",
         f"± {(max(means) - min(means)) / 2:.3f}" if len(means) > 1 else "–",
     ]
