@@ -431,12 +431,16 @@ def test_the_page_and_the_table_have_the_recorded_numbers() -> None:
     assert len(shown) == len(lines) - 2  # without the heading and human text
     for way in shown:
         cells_of = lines[f"| {way.name}"].split(" | ")
-        for place, name, unit, decimals in ((2, "MAUVE", 1, 3), (3, "unknown words", 100, 1), (4, "diversity", 1, 3)):
+        for place, name, unit, decimals in ((2, "MAUVE", 1, 3), (4, "unknown words", 100, 1), (5, "diversity", 1, 3)):
             measures = [point.measure for point in report.points(found, way.method, way.decoding, name)]
             assert len(measures) == 4
             numbers = [sum(m.value for m in measures) / 4, min(m.low for m in measures), max(m.high for m in measures)]
             value, low, high = (f"{unit * number:.{decimals}f}" for number in numbers)
             assert cells_of[place] in (f"{value} [{low}, {high}]", value), (way.name, name)
+        of_mle = {(p.seed, p.draw): p.measure.value for p in report.points(found, "mle", SAMPLED, "MAUVE")}
+        less = [p.measure.value - of_mle[p.seed, p.draw] for p in report.points(found, way.method, way.decoding, "MAUVE")]
+        said = f"{sum(less) / 4:+.3f} [{min(less):+.3f}, {max(less):+.3f}]"
+        assert cells_of[3] == ("–" if way.name == "MLE" else said), way.name
 
 
 @pytest.mark.parametrize(
