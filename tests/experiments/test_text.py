@@ -438,7 +438,9 @@ def test_the_page_and_the_table_have_the_recorded_numbers() -> None:
             value, low, high = (f"{unit * number:.{decimals}f}" for number in numbers)
             assert cells_of[place] in (f"{value} [{low}, {high}]", value), (way.name, name)
         of_mle = {(p.seed, p.draw): p.measure.value for p in report.points(found, "mle", SAMPLED, "MAUVE")}
-        less = [p.measure.value - of_mle[p.seed, p.draw] for p in report.points(found, way.method, way.decoding, "MAUVE")]
+        less = [
+            p.measure.value - of_mle[p.seed, p.draw] for p in report.points(found, way.method, way.decoding, "MAUVE")
+        ]
         said = f"{sum(less) / 4:+.3f} [{min(less):+.3f}, {max(less):+.3f}]"
         assert cells_of[3] == ("–" if way.name == "MLE" else said), way.name
 
