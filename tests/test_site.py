@@ -266,12 +266,19 @@ MEASURED = {
         "## Numbers",
         [r"MLE | – | 0 | [^|]*", "BC | digits | 0.1 | [^|]*", "SequenceMatch | digits | 0.1 | [^|]*"],
     ),
-    "text, MAUVE": ("docs/results/text.md", "## Results", ["MLE | [^|]*", "SequenceMatch | [^|]*"]),
+    "text, MAUVE": (
+        "docs/results/text.md",
+        "## Results",
+        [
+            f"{name} | [^|]*"
+            for name in ("MLE", "MLE + `<bkspc>`, own noise", "SequenceMatch, own noise", "MLE, top-p 0.95")
+        ],
+    ),
     "text, words that no training text has": (
         "docs/results/text.md",
         "## Results",
         [
-            f"{name} | [^|]* | [^|]*"
+            f"{name} | [^|]* | [^|]* | [^|]*"
             for name in (
                 "MLE",
                 "MLE + `<bkspc>`, own noise",
